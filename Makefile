@@ -1,7 +1,7 @@
 # make run | test | soak [SHORT=1] | test-pythons | check-install | lint | bench [ORIGINAL=dir]
 # | capacity | stalls | simulate [SEEDS=n] | simulate-mutants | sweep | sweep-mutants | mutants
 # | drill | drill-kill | drill-cluster | drill-spark | fuzz | hostile | interop ORIGINAL=dir
-# | format | lock | clean
+# | format | lock | clean | man
 # Each sets up what it needs; a second time that costs nothing.
 
 PY := .venv/bin/python
@@ -75,6 +75,11 @@ lint: $(INSTALLED)
 # a registry, about 20 s for each; ARGS="--only 3.13".
 check-install: $(INSTALLED)
 	@$(PY) -m tests.install $(ARGS)
+
+# The manual pages of the command trionsq.
+.PHONY: man
+man: $(INSTALLED)
+	@$(PY) -m trionsq.local.main manual build/man
 
 format: $(INSTALLED)
 	$(PY) -m ruff check --fix .

@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Final, Literal
+from dataclasses import dataclass, replace
+from typing import Final
 
 from quart import request
 
 from admin.cluster.queries import AllFailed, Cluster, url_of
+from admin.cluster.steps import (
+    Step,
+    Verb,
+    change_steps,
+    creation_steps,
+    deletion_steps,
+    tombstone_steps,
+)
 from admin.upstream import UpstreamError
 from admin.user_action import UserAction
 from trionsq.hostport import format_address
 
-__all__ = ["Operations", "Reached", "Verb"]
-
-Verb = Literal["pause", "unpause", "empty"]
+__all__ = ["Operations", "Reached"]
 
 _INTERRUPTED: Final = "interrupted: the request ended before all nodes had answered"
 
@@ -72,13 +78,13 @@ class Operations:
         Raises:
             AllFailed: the nodes of the topic can't be known; nothing was done.
         """
-        path, names = _target(topic, channel, "delete")
         registered, others, warnings = await self._nodes_of(topic, known)
         action = "delete_channel" if channel else "delete_topic"
         with self._observed([action], warnings, topic=topic, channel=channel):
-            await self._post(self._cluster.lookupd_addresses, path, names, warnings)
-            await self._post(registered, path, names, warnings)
-            await self._post(others, path, names, warnings, if_there=True)
+            lookupds = self._cluster.lookupd_addresses
+            steps = deletion_steps(lookupds, registered, topic, channel)
+            await self._take(steps, warnings)
+            await self._take([replace(steps[-1], addresses=others, if_there=True)], warnings)
         return warnings
 
     async def apply(
@@ -89,15 +95,15 @@ class Operations:
         Observers learn of a failure, too. Arguments and errors are those of `delete`.
         """
         action = f"{verb}_channel" if channel else f"{verb}_topic"
-        path, names = _target(topic, channel, verb)
         try:
             registered, others, warnings = await self._nodes_of(topic, known)
         except AllFailed as failure:
             self._notify_observers(action, (), topic=topic, channel=channel, error=str(failure))
             raise
         with self._observed([action], warnings, topic=topic, channel=channel):
-            await self._post(registered, path, names, warnings)
-            await self._post(others, path, names, warnings, if_there=True)
+            steps = change_steps(verb, registered, topic, channel)
+            await self._take(steps, warnings)
+            await self._take([replace(steps[-1], addresses=others, if_there=True)], warnings)
         return Reached(len(registered) + len(others), warnings)
 
     async def tombstone(self, node: str, topic: str) -> list[str]:
@@ -107,26 +113,23 @@ class Operations:
             AllFailed: the node does not answer.
         """
         warnings = list[str]()
-        names = {"topic": topic, "node": node}
         with self._observed(["tombstone_topic_producer"], warnings, topic=topic, node=node):
-            lookupds = self._cluster.lookupd_addresses
-            await self._post(lookupds, "/topic/tombstone", names, warnings)
+            *hide, delete = tombstone_steps(self._cluster.lookupd_addresses, [node], topic)
+            await self._take(hide, warnings)
             try:
                 await self._cluster.info(node)
             except UpstreamError as error:
                 raise AllFailed("nsqd", [error]) from error
-            await self._post([node], "/topic/delete", {"topic": topic}, warnings)
+            await self._take([delete], warnings)
         return warnings
 
     async def _create(self, topic: str, channel: str, warnings: list[str]) -> None:
         if self._cluster.is_direct:
             return
-        lookupds = self._cluster.lookupd_addresses
-        await self._post(lookupds, "/topic/create", {"topic": topic}, warnings)
+        steps = creation_steps(self._cluster.lookupd_addresses, topic, channel)
+        await self._take(steps, warnings)
         if not channel:
             return
-        names = {"topic": topic, "channel": channel}
-        await self._post(lookupds, "/channel/create", names, warnings)
         try:
             result = await self._cluster.producers(topic, late_s=math.inf)
         except AllFailed as failure:
@@ -134,7 +137,7 @@ class Operations:
             return
         warnings += result.warnings
         nodes = [producer.node for producer in result.value]
-        await self._post(nodes, "/channel/create", names, warnings)
+        await self._take([replace(steps[-1], addresses=nodes)], warnings)
 
     async def _nodes_of(
         self, topic: str, known: Collection[str]
@@ -150,22 +153,15 @@ class Operations:
         others = [node for node in known if node not in registered]
         return registered, others, list(result.warnings)
 
-    async def _post(
-        self,
-        addresses: Iterable[str],
-        path: str,
-        query: Mapping[str, str],
-        warnings: list[str],
-        *,
-        if_there: bool = False,
-    ) -> None:
-        """POST to each address; add errors to ``warnings``. With ``if_there``, 404 is no error."""
-        for address in addresses:
-            try:
-                await self._cluster.upstream.post(url_of(address, path, **query))
-            except UpstreamError as error:
-                if not (if_there and error.status == 404):
-                    warnings.append(str(error))
+    async def _take(self, steps: Iterable[Step], warnings: list[str]) -> None:
+        """POST to one address after the other; add errors to ``warnings``."""
+        for step in steps:
+            for address in step.addresses:
+                try:
+                    await self._cluster.upstream.post(url_of(address, step.path, **step.query))
+                except UpstreamError as error:
+                    if not (step.if_there and error.status == 404):
+                        warnings.append(str(error))
 
     @contextmanager
     def _observed(
@@ -222,12 +218,6 @@ class Operations:
         )
         for observer in self._observers:
             observer(user_action)
-
-
-def _target(topic: str, channel: str, verb: str) -> tuple[str, dict[str, str]]:
-    if channel:
-        return f"/channel/{verb}", {"topic": topic, "channel": channel}
-    return f"/topic/{verb}", {"topic": topic}
 
 
 def _request_url() -> str:

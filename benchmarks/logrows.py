@@ -90,6 +90,22 @@ LOG_ROWS: Final = (
         layer="cold",
     ),
     Row(
+        "log-read",
+        "GET /topic/log after a restart",
+        "consume",
+        _CONSUMERS,
+        (
+            Metric("rate", "msg/s", _rate),
+            Metric("of-consume", "times", _of("consume"), 0.5, absolute=True),
+            Metric("lines", "msg/s", lambda run: _rate(run["lines"])),
+        ),
+        preload=True,
+        pilot=20_000,
+        most=600_000,
+        procedure="log-read",
+        floor=False,
+    ),
+    Row(
         "log-behind",
         "a fast channel beside one with 10,000,000 behind",
         "pubsub",

@@ -16,6 +16,7 @@ from benchmarks.checks import await_counts, await_depth
 from benchmarks.clients.deferred import DeferredError, run_deferred
 from benchmarks.disk import STOP_S, free_port
 from benchmarks.generator import CHANNEL, CONSUMED, SLOW, TOPIC, Bench, MeasureError, run_load
+from benchmarks.logread import read_both_forms
 from benchmarks.rows import Row, Run
 from benchmarks.servers import OURS, Server, ServerError
 
@@ -38,6 +39,8 @@ def run_on_log(bench: Bench, row: Row, messages: int) -> Run:
         return _start(bench, row, messages)
     if what == "behind":
         return _behind(bench, row, messages)
+    if what == "read":
+        return _read(bench, row, messages)
     if what == "deferred":
         with bench.kinds.start(OURS, LOG) as server:
             return _or_last_lines(
@@ -153,6 +156,26 @@ def _start(bench: Bench, row: Row, messages: int) -> Run:
             cpu_s, resident = started.cpu_s(), started.resident_bytes()
             await_depth(started, CONSUMED, messages - run["finished"])
     return {**run, "messages": 0, "cpu_seconds": cpu_s, "resident_after": resident}
+
+
+def _read(bench: Bench, row: Row, messages: int) -> Run:
+    """A log is read over HTTP after a restart; then a consumer gets the same, after another."""
+    with bench.kinds.folder() as folder:
+        _fill(bench, folder, LOG, messages)
+        with bench.kinds.start(OURS, LOG, folder) as server:
+            cpu_s = server.cpu_s()
+            run = _or_last_lines(server, lambda: read_both_forms(server, messages))
+            cpu_s = server.cpu_s() - cpu_s
+            server.stop(STOP_S)
+        with bench.kinds.start(OURS, LOG, folder) as server:
+            where: dict[str, int | str | bool] = {
+                "port": server.tcp_port, "pid": server.process.pid, "topic": TOPIC,
+                "channel": CONSUMED, "messages": messages,
+            }  # fmt: skip
+            consume = run_load(bench.load, row.scenario, {**where, **bench.options(row)})
+    options = bench.options(row)
+    run = {**run, "messages": 2 * messages, "cpu_seconds": cpu_s, "options": options}
+    return {**run, "beside": {"consume": consume}}
 
 
 def _behind(bench: Bench, row: Row, messages: int) -> Run:

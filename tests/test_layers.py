@@ -34,7 +34,18 @@ MAY_USE = {
     "client": {"wire", "transports"},
     "testing": {"wire", "core", "storage", "broker", "http", "client", "local"},
     "tools": {"wire", "core", "storage", "client", "daemon"},
-    "local": {"wire", "core", "storage", "broker", "http", "web", "client", "transports", "daemon"},
+    "local": {
+        "wire",
+        "core",
+        "storage",
+        "broker",
+        "http",
+        "web",
+        "client",
+        "tools",
+        "transports",
+        "daemon",
+    },
 }
 # Modules of others that a layer must do without: no I/O, no clock, no tasks.
 MUST_NOT_USE = {

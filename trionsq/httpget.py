@@ -1,4 +1,4 @@
-"""One HTTP request with limits on its time and its size: to an nsqlookupd or an auth server.
+"""One HTTP request with limits on its time and its size: to an nsqlookupd, an auth server or nsqd.
 
 Each request has a connection of its own. Redirects are not followed. The texts of errors leave out
 a URL's query and password, which may be secrets: logs show these texts.
@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import math
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, TypeAlias
@@ -33,17 +34,20 @@ __all__ = [
     "GetConnectError",
     "GetError",
     "GetTimeoutError",
+    "StreamedAnswer",
     "UrlError",
     "get",
     "limit_s",
     "post",
     "shown_url",
+    "stream",
 ]
 
 MAX_BODY_BYTES: Final = 5 * 1024 * 1024
 """Default maximum of a body: nsqd's default --max-body-size."""
 
 _RECEIVE_BYTES: Final = 64 * 1024
+_STREAM_BYTES: Final = 256 * 1024
 # Read size until the response is known to be HTTP: an error of h11 quotes all of its input.
 _HEAD_BYTES: Final = 8 * 1024
 # Events of a response in one turn of the event loop: each may be of a single byte.
@@ -140,6 +144,104 @@ async def post(
     """Send POST with ``body`` to ``url``; else as `get`."""
     limits = _Limits(limit_s(connect_timeout_s), limit_s(request_timeout_s), max_bytes)
     return await _send_request("POST", url, body, headers or {}, limits, ssl_context, dial)
+
+
+class StreamedAnswer:
+    """A response whose body is had in pieces, as it comes.
+
+    Attributes:
+        status: any status; the caller decides what it means.
+        headers: by name in lower case; the last one of each name.
+    """
+
+    def __init__(
+        self, where: str, silence_s: float, stream: trio.abc.Stream, connection: h11.Connection
+    ) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self._where = where
+        self._silence_s = silence_s
+        self._stream = stream
+        self._connection = connection
+
+    def __repr__(self) -> str:
+        return f"<StreamedAnswer {self._where} {self.status}>"
+
+    async def receive(self) -> bytes:
+        """Return the next piece of the body; empty at its end.
+
+        Raises:
+            GetTimeoutError: nothing came for too long.
+            AnswerError: the connection broke before the end, or the response is not HTTP.
+        """
+        while True:
+            event = await self._next_event()
+            if isinstance(event, h11.Data):
+                return bytes(event.data)
+            if isinstance(event, h11.EndOfMessage):
+                return b""
+
+    async def receive_head(self) -> None:
+        """Wait for status and headers; raises as `receive`."""
+        while not self.status:
+            event = await self._next_event()
+            if isinstance(event, h11.Response):
+                self.status, self.headers = event.status_code, _headers_of(event)
+
+    async def _next_event(self) -> h11.Event:
+        await trio.lowlevel.checkpoint()
+        try:
+            while (event := self._connection.next_event()) is h11.NEED_DATA:
+                with trio.move_on_after(self._silence_s) as scope:
+                    nbytes = _STREAM_BYTES if self.status else _HEAD_BYTES
+                    data = await self._stream.receive_some(nbytes)
+                if scope.cancelled_caught:
+                    text = f"{self._where}: nothing came for {self._silence_s:g} s"
+                    raise GetTimeoutError(text)
+                self._connection.receive_data(bytes(data))
+        except trio.BrokenResourceError as error:
+            raise AnswerError(f"the connection broke: {error.__cause__ or error}") from error
+        except h11.RemoteProtocolError as error:
+            what = "the response broke off" if self.status else "not an HTTP response"
+            raise AnswerError(f"{what}: {str(error)[:_MAX_SHOWN]}") from None
+        if isinstance(event, h11.ConnectionClosed) or not isinstance(event, h11.Event):
+            raise AnswerError("the connection was closed before the end of the response")
+        return event
+
+
+@asynccontextmanager
+async def stream(
+    url: str,
+    headers: Mapping[str, str] | None = None,
+    connect_timeout_s: float = 2.0,
+    silence_timeout_s: float = 5.0,
+    *,
+    ssl_context: ssl.SSLContext | None = None,
+    dial: Dial = trio.open_tcp_stream,
+) -> AsyncIterator[StreamedAnswer]:
+    """Send GET for ``url``, and give the response when its head is there; leaving closes it.
+
+    Args:
+        url, headers, connect_timeout_s, ssl_context, dial: as for `get`.
+        silence_timeout_s: the longest time without a byte, in seconds; 0: no limit.
+
+    Raises:
+        UrlError, GetConnectError, GetTimeoutError, AnswerError: all of them are `GetError`.
+    """
+    parts = _parts(url)
+    request = _encode_request("GET", parts, None, headers or {})
+    connection = await _connect(parts, limit_s(connect_timeout_s), ssl_context, dial)
+    try:
+        silence_s = limit_s(silence_timeout_s)
+        answer = StreamedAnswer(shown_url(url), silence_s, connection, request.connection)
+        try:
+            await connection.send_all(request.data)
+        except trio.BrokenResourceError as error:
+            raise AnswerError(f"the connection broke: {error.__cause__ or error}") from error
+        await answer.receive_head()
+        yield answer
+    finally:
+        await trio.aclose_forcefully(connection)
 
 
 def limit_s(timeout_s: float) -> float:
@@ -275,10 +377,7 @@ async def _read(stream: trio.abc.Stream, connection: h11.Connection, max_bytes: 
             size_bytes = _RECEIVE_BYTES if status else _HEAD_BYTES
             connection.receive_data(bytes(await stream.receive_some(size_bytes)))
         elif isinstance(event, h11.Response):
-            status = event.status_code
-            headers = {
-                name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers
-            }
+            status, headers = event.status_code, _headers_of(event)
             # h11 has checked that it is a number.
             if int(headers.get("content-length", "0")) > max_bytes:
                 raise _too_big(max_bytes)
@@ -291,6 +390,10 @@ async def _read(stream: trio.abc.Stream, connection: h11.Connection, max_bytes: 
         elif isinstance(event, h11.ConnectionClosed):
             break
     raise AnswerError("the connection was closed without a response")
+
+
+def _headers_of(response: h11.Response) -> dict[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in response.headers}
 
 
 def _too_big(max_bytes: int) -> AnswerTooBigError:

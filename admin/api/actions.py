@@ -8,8 +8,8 @@ import msgspec
 from quart import Response
 
 from admin.api.responses import require_role, response, upstream_errors
+from admin.cluster.steps import Verb
 from admin.dashboard import Dashboard, Role
-from admin.operations import Verb
 from trionsq.web.protocol import HttpError
 from trionsq.web.request import read_body
 from trionsq.wire.names import is_valid_name

@@ -14,7 +14,7 @@ from quart import Response
 from admin.access.cross_site import form
 from admin.cluster.queries import AllFailed
 from admin.cluster.shapes import ChannelStats, NodeStats, TopicStats
-from admin.operations import Verb
+from admin.cluster.steps import Verb
 from admin.pages.shared_queries import nodes_of_topic
 from admin.pages.site import Site, arguments
 from admin.upstream import UpstreamError

@@ -6,7 +6,14 @@ from collections.abc import Callable
 
 from benchmarks.stalls.cluster import admin, lookupd, registering
 from benchmarks.stalls.consumers import come_and_go, in_flight, late_answers, tiny_messages
-from benchmarks.stalls.logs import log_consumers, log_deferred, log_publishers, log_topics
+from benchmarks.stalls.logs import (
+    log_consumers,
+    log_deferred,
+    log_fragments,
+    log_publishers,
+    log_readers,
+    log_topics,
+)
 from benchmarks.stalls.pages import pages
 from benchmarks.stalls.queues import (
     deferred,
@@ -33,6 +40,8 @@ SHAPES: dict[str, Shape] = {
     "log-publishers": log_publishers,
     "log-consumers": log_consumers,
     "log-deferred": log_deferred,
+    "log-fragments": log_fragments,
+    "log-readers": log_readers,
     "log-topics": log_topics,
     "registering": registering,
     "nsqlookupd": lookupd,

@@ -35,6 +35,8 @@ FAILED = "E_AUTH_FAILED AUTH failed"
 PUBLISHER = {"topic": "^mine", "channels": [".*"], "permissions": ["publish"]}
 SUBSCRIBER = {"topic": "^mine", "channels": ["^c$"], "permissions": ["subscribe"]}
 
+ASK: dict[str, object] = {"feature_negotiation": True, "idempotent_publish": True}
+
 COMMANDS = {
     "PUB": commands.publish("mine", b"x"),
     "DPUB": commands.publish_deferred("mine", 10, b"x"),
@@ -520,6 +522,43 @@ async def test_an_mpub_is_checked_once(autojump_clock: MockClock) -> None:
         await talk.say(whole)
         assert await talk.error() == FAILED
         assert broker.topics["mine"].core.message_count == 2
+
+
+KEYED = {
+    "PUB": commands.publish("mine", b"x", b"k"),
+    "DPUB": commands.publish_deferred("mine", 10, b"x", b"k"),
+    "MPUB": commands.publish_many("mine", [b"x", b"y"], b"k"),
+}
+
+
+@pytest.mark.parametrize("command", KEYED)
+async def test_a_publish_with_a_key_needs_its_permission(
+    command: str, autojump_clock: MockClock
+) -> None:
+    """As one without; an MPUB is checked once, and a repeat is checked again."""
+    said, options = KEYED[command], commands.identify(ASK)
+    async with nsqd_in_memory(**ONE) as broker:
+        AuthStub(broker, granting(PUBLISHER, ttl=5), granting(SUBSCRIBER), http(403, b""))
+        talk = Conversation.begin(broker)
+        await talk.say(options, said)
+        await talk.frame()
+        assert await talk.error() == f"E_AUTH_FIRST AUTH required before {command}"
+        talk = await authorized(broker)
+        await talk.say(options)
+        await talk.frame()
+        await talk.say(said[:-1])
+        await wait_all_tasks_blocked()
+        await talk.say(said[-1:], said)
+        await talk.response()
+        await talk.response()
+        count = broker.topics["mine"].core.message_count
+        assert count == (2 if command == "MPUB" else 1)
+        other = await authorized(broker)
+        await other.say(options)
+        await other.frame()
+        await other.say(said)
+        assert (await other.error()).startswith("E_UNAUTHORIZED")
+        assert broker.topics["mine"].core.message_count == count
 
 
 async def test_heartbeats_go_on_while_a_server_hangs(autojump_clock: MockClock) -> None:

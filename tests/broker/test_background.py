@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from trionsq.broker.background import ThreadBackground
+from trionsq.storage.folder import Job, JobDone
 
 LIMIT_S = 60.0
 
@@ -187,3 +188,73 @@ async def test_without_a_thread_a_job_fails(
         await background.wait_idle()
     assert [type(error) for error in told] == [RuntimeError, type(None)]
     assert background.defects.count == 1
+
+
+async def test_a_series_needs_no_turn_of_the_event_loop(background: ThreadBackground) -> None:
+    """One thread goes from job to job while the loop is busy; the ends are told in order, here."""
+    here, ran_in = threading.get_ident(), list[int]()
+    told: list[tuple[int, int, Exception | None]] = []
+    last = threading.Event()
+    left = iter(range(5))
+
+    def next_job() -> tuple[Job, JobDone] | None:
+        number = next(left, None)
+        if number is None:
+            last.set()
+            return None
+
+        def job() -> None:
+            ran_in.append(threading.get_ident())
+            if number == 2:
+                raise OSError(errno.EIO, "no")
+
+        return job, lambda error: told.append((number, threading.get_ident(), error))
+
+    background.submit_series(next_job)
+    assert last.wait(LIMIT_S)
+    assert told == []
+    with trio.fail_after(LIMIT_S):
+        await background.wait_idle()
+    assert len(set(ran_in)) == 1
+    assert here not in ran_in
+    assert [(number, thread) for number, thread, _ in told] == [(n, here) for n in range(5)]
+    assert [type(error) for _, _, error in told] == [type(None)] * 2 + [OSError] + [type(None)] * 2
+
+
+async def test_a_series_ends_with_a_defect(background: ThreadBackground) -> None:
+    """What cannot say what comes next is a defect that is told; nothing waits for it."""
+    told: list[Exception | None] = []
+
+    def next_job() -> tuple[Job, JobDone] | None:
+        if threading.current_thread() is threading.main_thread():
+            return lambda: None, told.append
+        raise KeyError("a defect")
+
+    background.submit_series(next_job)
+    background.submit_series(lambda: None)
+    with trio.fail_after(LIMIT_S):
+        await background.wait_idle()
+    assert [type(error) for error in told] == [KeyError]
+    assert background.defects.count == 1
+
+
+async def test_a_series_stops_with_the_background() -> None:
+    """Behind the job that runs at the end none begins."""
+    began, release, ended = threading.Event(), threading.Event(), threading.Event()
+    ran: list[int] = []
+
+    def job() -> None:
+        ran.append(1)
+        began.set()
+        release.wait(LIMIT_S)
+        ended.set()
+
+    background = ThreadBackground()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(background.run)
+        background.submit_series(lambda: (job, lambda error: None))
+        assert began.wait(LIMIT_S)
+        nursery.cancel_scope.cancel()
+    release.set()
+    assert ended.wait(LIMIT_S)
+    assert ran == [1]

@@ -18,7 +18,8 @@ from trionsq.broker.broker import Broker
 from trionsq.broker.runtime import Clock
 from trionsq.core.channel import ChannelState
 from trionsq.core.topic import TopicState
-from trionsq.storage.folder import Job, JobDefects, JobDone
+from trionsq.storage.folder import Job, JobDefects, JobDone, NextJob
+from trionsq.testing.background import submit_in_turn
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.memory import nsqd_in_memory
@@ -40,6 +41,9 @@ class LateBackground:
     def submit(self, job: Job, done: JobDone) -> None:
         self._under_way += 1
         self._nursery.start_soon(self._run, job, done)
+
+    def submit_series(self, next_job: NextJob) -> None:
+        submit_in_turn(self.submit, next_job)
 
     async def _run(self, job: Job, done: JobDone) -> None:
         await trio.sleep(DISK_DELAY_S)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.broker.support import Gate, check_balances, consume, finish, publish
+from tests.broker.support import Gate, check_balances, consume, finish, numbered, publish
 from tests.broker.test_clock_jumps import JumpingClock
 from trionsq.broker import logs
 from trionsq.broker.runtime import Clock
 from trionsq.broker.topic import PublishRefused
 from trionsq.core.channel import ChannelState
 from trionsq.http.app import create_app
-from trionsq.storage.log import held
+from trionsq.storage.log import held, snapshot
 from trionsq.storage.log.snapshot import Snapshots
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
@@ -88,9 +89,9 @@ async def test_snapshots_of_much_in_flight_are_taken_in_turns(
         taken = [0]
         add = Snapshots.add_channel
 
-        def counted(self: Snapshots, core: ChannelState, number: int) -> None:
+        def counted(self: Snapshots, core: ChannelState, number: int) -> Iterator[None]:
             taken[-1] += 1
-            add(self, core, number)
+            return add(self, core, number)
 
         async def watch() -> None:
             while True:
@@ -106,6 +107,32 @@ async def test_snapshots_of_much_in_flight_are_taken_in_turns(
         # Two turns of a task may follow each other.
         assert sum(taken) == 6
         assert max(taken) <= 4
+
+
+async def test_a_snapshot_that_is_given_up_is_ended_by_the_next(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What only it knows, such as a new delay, is in the state then."""
+    monkeypatch.setattr(snapshot, "_LOOKED_AT_PER_TURN", 2)
+    disk = SimulatedDisk()
+    async with nsqd_in_memory(disk=disk, state_interval_ns=3_600_000_000_000, **LOG) as broker:
+        broker.topic("t").channel("c")
+        publish(broker, "t", *numbered(10))
+        consumer, got = await consume(broker, "t", "c", 10)
+        await consumer.say(commands.requeue(got[0].message_id, 60_000))
+        await finish(consumer, *got[1:4])
+        core = broker.topics["t"].channels["c"].core
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(broker.logs.take_snapshots)
+            while core.in_flight.compacts:
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+        assert broker.logs._steps is not None
+        await broker.logs.take_snapshots()
+        disk = disk.after_kill()
+    async with nsqd_in_memory(disk=disk, **LOG) as broker:
+        core = broker.topics["t"].channels["c"].core
+        assert (core.depth, core.deferred_count) == (6, 1)
 
 
 async def test_interval_syncs_in_time(autojump_clock: MockClock) -> None:
@@ -270,7 +297,7 @@ async def test_a_start_reads_what_came_after_the_last_snapshot_alone() -> None:
     disk = SimulatedDisk(logged=True)
     async with nsqd_in_memory(disk=disk, **LOG) as broker:
         assert broker.logs._node is not None
-        broker.logs._node._segment_bytes = 300
+        broker.logs._node.segment_bytes = 300
         broker.topic("t").channel("c")
         for number in range(20):
             publish(broker, "t", b"%0400d" % number)
@@ -293,7 +320,7 @@ async def test_what_is_ephemeral_stays_in_memory() -> None:
     async with nsqd_in_memory(disk=disk, **LOG) as broker:
         assert broker.topic("t#ephemeral").storage == "default"
         assert broker.logs._node is not None
-        broker.logs._node._segment_bytes = 300
+        broker.logs._node.segment_bytes = 300
         topic = broker.topic("t")
         channels = [topic.channel("c"), topic.channel("e#ephemeral")]
         for number in range(20):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from contextlib import suppress
 from typing import Any
@@ -16,8 +17,13 @@ from trionsq.broker import moving
 from trionsq.broker.broker import Broker
 from trionsq.broker.moving import MoveFailed
 from trionsq.broker.runtime import Clock
+from trionsq.storage.folder import DataFolder
+from trionsq.storage.log.moved import MovedQueues
+from trionsq.storage.log.node import LogNode
+from trionsq.testing.background import InlineBackground
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
+from trionsq.testing.logstate import open_state
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.wire import commands
 
@@ -324,6 +330,103 @@ class Images(SimulatedDisk):
         if self.images is not None:
             self.images.append((self.after_kill(), self.after_power_loss()))
         return super()._perform(*arguments, **named)
+
+
+@pytest.mark.parametrize("file", ["t:c.diskqueue.000000.dat", "t.diskqueue.000001.dat", ""])
+async def test_what_the_original_wrote_after_the_commit_of_a_move_stays(
+    file: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    """nsqd is killed before it has deleted the old files, and the original takes them: a start
+    removes what it knows, keeps what has grown, and names it."""
+    disk = Images()
+    options = {"mem_queue_size": 0, **DEFAULT}
+    async with nsqd_in_memory(disk=disk, **options) as broker:
+        topic = broker.topic("t")
+        topic.channel("c")
+        publish(broker, "t", *numbered(5))
+        await wait_all_tasks_blocked()
+        topic.pause()
+        publish(broker, "t", *numbered(2, 20))
+        await wait_all_tasks_blocked()
+        disk.images = []
+        await broker.registry.moves.move(topic)
+        await trio.sleep(2)
+        images, disk.images = disk.images, None
+    left = next(image for image, _ in reversed(images) if image.files().keys() >= QUEUE_FILES)
+    if file:
+        left.write_file(file, left.files().get(file, b"") + record(b"the original's"))
+    async with nsqd_in_memory(disk=left, **options) as broker:
+        assert broker.topics["t"].storage == "log"
+        kept = {name for name in left.files() if "diskqueue" in name and name.endswith("0.dat")}
+        queue = file.partition(".")[0]
+        assert kept == ({f"{queue}.diskqueue.000000.dat"} if file else set())
+        assert ("somebody wrote to the disk queue" in caplog.text) == bool(file)
+        assert (file in left.files()) == bool(file)
+        broker.topics["t"].unpause()
+        assert await drained(broker, "c") == Counter([*numbered(5), *numbered(2, 20)])
+
+
+def test_what_an_earlier_release_noted_of_moved_queues_is_removed() -> None:
+    """It noted their names without their files."""
+    disk = SimulatedDisk()
+    node = LogNode(DataFolder(disk, InlineBackground()), open_state(disk))
+    topic_log = node.new_topic("t")
+    for name in ("t.diskqueue.000000.dat", "t.diskqueue.meta.dat", "u.diskqueue.000000.dat"):
+        disk.write_file(name, b"x")
+    noted = json.dumps({topic_log.number: ["t"]}).encode()
+    MovedQueues(node, {"moved": noted}).remove_files(node.state.load())
+    assert [name for name in disk.files() if "diskqueue" in name] == ["u.diskqueue.000000.dat"]
+
+
+@pytest.mark.parametrize("jobs", [0, 1, 2, 3, 4, 6, 9])
+async def test_a_stop_in_the_middle_of_a_move_keeps_all(
+    jobs: int, autojump_clock: MockClock
+) -> None:
+    """After each of its jobs: the next start has each message once, in the old engine or in the
+    log, with its delay; and the move succeeds then."""
+    background, clock, disk = Gate(), Clock.from_trio(), SimulatedDisk()
+    options = {"mem_queue_size": 3, "disk": disk, "clock": clock, **DEFAULT}
+    async with nsqd_in_memory(background=background, **options) as broker:
+        topic = broker.topic("t")
+        topic.channel("a")
+        topic.channel("b")
+        publish(broker, "t", *numbered(9))
+        publish(broker, "t", b"late", defer_ms=60_000)
+        await wait_all_tasks_blocked()
+        consumer = Conversation.begin(broker, capacity_bytes=2**20)
+        await consumer.subscribe("t", "a", ready=4)
+        got = await consumer.messages(4)
+        await consumer.say(commands.ready(1))
+        await finish(consumer, *got[:2])
+        background.shut()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_move, broker)
+            for _ in range(jobs):
+                await wait_all_tasks_blocked()
+                if len(background):
+                    background.run_one()
+            broker.stop()
+            await wait_all_tasks_blocked()
+            background.open()
+    due_s = trio.current_time() + 55
+    async with nsqd_in_memory(**options) as broker:
+        topic = broker.topics["t"]
+        if topic.storage == "default":
+            await broker.registry.moves.move(topic)
+        finished = Counter(message.body for message in got[:2])
+        expected = Counter([*numbered(9), b"late"])
+        assert await drained(broker, "a") == expected - finished
+        assert trio.current_time() >= due_s
+        assert await drained(broker, "b") == expected
+
+
+QUEUE_FILES = {"t.diskqueue.000000.dat", "t:c.diskqueue.000000.dat"}
+
+
+def record(body: bytes) -> bytes:
+    """A message as a disk queue has it."""
+    message = bytes(8) + b"\0\1" + b"0" * 16 + body
+    return len(message).to_bytes(4) + message
 
 
 @more_in_soak

@@ -101,6 +101,8 @@ OUR_OWN = [
     ("state-interval", "state_interval"),
     ("retain", "retain"),
     ("retain-bytes", "retain_bytes"),
+    ("idempotency-window", "idempotency_window"),
+    ("idempotency-max-keys", "idempotency_max_keys"),
     ("debug-from", "debug_from"),
 ]
 
@@ -186,6 +188,8 @@ def test_the_defaults_start() -> None:
         ({"state_interval_ns": 0}, "--state-interval must be > 0"),
         ({"retain_ns": -1}, "--retain must be >= 0"),
         ({"retain_bytes": -1}, "--retain-bytes must be >= 0"),
+        ({"idempotency_window_ns": -1}, "--idempotency-window must be >= 0"),
+        ({"idempotency_max_keys": -1}, "--idempotency-max-keys must be >= 0"),
         (
             {"statsd_address": "127.0.0.1:8125", "statsd_interval_ns": 10**9},
             "--statsd-interval must be > 1s",

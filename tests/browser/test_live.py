@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.browser.chromium import LOST, Tab, check_accessible, screenshot, tab
 from tests.browser.cluster import Cluster
@@ -91,6 +91,38 @@ def test_updates_are_paused_and_resumed_by_a_key(at: Tab, cluster: Cluster) -> N
     expect(waiting).to_have_text("0")
     page.keyboard.press("p")
     expect(state).to_have_text("Live")
+    expect(waiting).to_have_text("1")
+
+
+@in_short_soak
+def test_an_update_that_is_on_its_way_does_not_come_to_a_paused_page(
+    at: Tab, cluster: Cluster
+) -> None:
+    """It was asked for before the pause, and its answer would come after it."""
+    cluster.create("late", "c")
+    page = at.go("/topics/late")
+    waiting = page.locator(figure(page, "Waiting at channels"))
+    expect(waiting).to_have_text("0")
+    held: list[Route] = []
+    page.route("**/topics/late", lambda route: held.append(route))
+    while not held:
+        page.wait_for_timeout(50)
+    cluster.publish(0, "late", b"x")
+    page.keyboard.press("p")
+    expect(page.locator("#live-state")).to_have_text("Paused")
+    page.evaluate(
+        "() => { window.answers = 0;"
+        " document.addEventListener('htmx:afterOnLoad', () => { window.answers += 1; }); }"
+    )
+    other = page.context.new_page()
+    other.goto(page.url)  # so the answer has the message
+    expect(other.locator(figure(other, "Waiting at channels"))).to_have_text("1")
+    for route in held:
+        route.continue_()
+    page.unroute("**/topics/late")
+    page.wait_for_function("() => window.answers")
+    expect(waiting).to_have_text("0")
+    page.keyboard.press("p")
     expect(waiting).to_have_text("1")
 
 

@@ -10,8 +10,10 @@ from tests.fuzz.mutate import case_random, mutated
 METHODS = (*["POST"] * 16, *["GET"] * 8, "PUT", "HEAD", "OPTIONS", "DELETE", "PATCH", "get", "X Y")
 PATHS = (
     "/ping", "/info", "/stats", "/pub", "/mpub", "/put", "/mput", "/topic/create", "/topic/delete",
-    "/topic/empty", "/topic/pause", "/topic/unpause", "/topic/peek", "/channel/create",
-    "/channel/delete", "/channel/empty", "/channel/pause", "/channel/unpause", "/channel/peek",
+    "/topic/empty", "/topic/pause", "/topic/unpause", "/topic/peek", "/topic/move",
+    "/topic/settings", "/topic/note_damage", "/channel/create", "/channel/delete",
+    "/channel/empty", "/channel/pause", "/channel/unpause", "/channel/peek", "/channel/seek",
+    "/log/backup",
     "/config/nsqlookupd_tcp_addresses", "/config/nothing", "/debug/tasks", "/debug/nothing", "/",
     "/PUB", "//pub", "/pub/", "/pub/../ping", "/%70ub", "*", "http://a/ping", "pub", "/\xff",
 )  # fmt: skip
@@ -21,7 +23,14 @@ PARAMETERS = (
     "channel=c", "channel=", "channel=x%23ephemeral", "defer=10", "defer=-1", "defer=", "defer=9e9",
     "binary=true", "binary=0", "binary=", "format=json", "format=text", "format=xml", "limit=5",
     "limit=-1", "offset=99999999", "max_bytes=1", "state=in_flight", "state=x", "%", "%zz=1", ";",
-    "a+b=c%20d", "topic=%74", "=", "&&", "include_mem=false",
+    "a+b=c%20d", "topic=%74", "=", "&&", "include_mem=false", "storage=log", "storage=x",
+    "durability=always", "durability=", "retain=1h", "retain=-1s", "retain=9e9", "retain_bytes=5",
+    "retain_bytes=-5", "retain_bytes=99999999999999999999", "name=b", "name=%2e%2e",
+)  # fmt: skip
+POSITIONS = (
+    "beginning", "end", "", "0", "3", "-3", "999999999999999999", "9999999999999999999", "%d9%a3",
+    "2026-11-23T06:00:00Z", "2999-01-01t00:00:00.5z", "0001-01-01T00:00:00+23:59", "%ff",
+    "2026-11-23T06:00:00+25:00", "2026-02-30T06:00:00Z", "9999-12-31T23:59:59-23:59", "now",
 )  # fmt: skip
 HEADERS = (
     "Connection: close", "Connection: keep-alive", "Connection: upgrade\r\nUpgrade: websocket",
@@ -32,6 +41,21 @@ HEADERS = (
     "Transfer-Encoding: chunked\r\nContent-Length: 3", "Host: b", "No-Colon", ": empty",
     "Bad Name: x", "X:\ty", " folded", "Cookie: a=b", "Accept: */*", "Nul: \0", "Latin: \xe9",
 )  # fmt: skip
+LOG_PATHS = (
+    "/topic/settings", "/topic/note_damage", "/topic/peek", "/channel/create", "/channel/seek",
+    "/channel/peek",
+)  # fmt: skip
+# Before some cases: a topic with a log, and a channel of it. It stays.
+LOGGED = "l"
+PREPARATION = b"".join(
+    b"POST %b HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (target, len(body), body)
+    for target, body in (
+        (b"/topic/create?topic=l&storage=log", b""),
+        (b"/channel/create?topic=l&channel=c", b""),
+        (b"/mpub?topic=l", b"one\ntwo\nthree"),
+    )
+)
+_POSITION = {"/channel/create": "from", "/channel/seek": "to"}
 VERSIONS = ("HTTP/1.1",) * 50 + ("HTTP/1.0", "HTTP/1.0", "HTTP/2.0", "HTTP/0.9", "http/1.1", "")
 ENDS = ("\r\n",) * 80 + ("\n", "\r")
 
@@ -46,9 +70,13 @@ def _method(random: Random, path: str) -> str:
 def _target(random: Random, path: str) -> str:
     parameters = random.choices(PARAMETERS, k=random.choice((0, 0, 0, 1, 1, 2, 3)))
     if random.random() < 0.7:
-        parameters.insert(0, "topic=t")
+        has_log = path in LOG_PATHS and random.random() < 0.7
+        parameters.insert(0, "topic=l" if has_log else "topic=t")
     if path.startswith("/channel") and random.random() < 0.7:
         parameters.append("channel=c")
+    if path in ("/channel/create", "/channel/seek") and random.random() < 0.7:
+        name = random.choice(("from", "to")) if random.random() < 0.2 else _POSITION[path]
+        parameters.append(f"{name}={random.choice(POSITIONS)}")
     return f"{path}?{'&'.join(parameters)}" if parameters else path
 
 
@@ -100,4 +128,5 @@ def http_case(seed: int, number: int) -> tuple[Random, bytes]:
     said = b"".join(_request(random) for _ in range(random.choice((1, 1, 1, 2, 5))))
     if random.random() < 0.02:
         said = said.replace(b"\r\n\r\n", b"\r\n" + b"X: y\r\n" * 15_000 + b"\r\n", 1)
-    return random, said if random.random() < 0.4 else mutated(random, said)
+    said = said if random.random() < 0.4 else mutated(random, said)
+    return random, PREPARATION + said if random.random() < 0.2 else said

@@ -10,6 +10,7 @@ from typing import Final
 import trio
 
 from tests.broker.support import check_balances
+from tests.fuzz.http_cases import LOGGED
 from tests.fuzz.parser import FuzzError
 from tests.fuzz.sockets import http_connection, run_cases
 from tests.fuzz.steady import TOPIC, SteadyPair, Talk
@@ -44,7 +45,7 @@ async def _run(count: int, seed: int, path: str) -> Counter[str]:
 
         async def tidy() -> None:
             check_balances(broker)
-            for name in broker.topics.keys() - {TOPIC}:
+            for name in broker.topics.keys() - {TOPIC, LOGGED}:
                 broker.delete_topic(name)
 
         await run_cases(count, one, tidy)

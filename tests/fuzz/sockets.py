@@ -17,7 +17,7 @@ import snappy
 import trio
 
 from tests.drill.connection import HttpConnection
-from tests.fuzz.http_cases import http_case
+from tests.fuzz.http_cases import LOGGED, http_case
 from tests.fuzz.mutate import cut, mutated
 from tests.fuzz.parser import FuzzError
 from tests.fuzz.steady import TOPIC, SteadyPair, Talk
@@ -208,7 +208,11 @@ async def _clean(nsqd: NsqdProcess) -> None:
         assert status == 200
         for line in text.decode().splitlines():
             name = line.partition("[")[2].partition("]")[0].strip()
-            if line.lstrip().startswith("[") and ":" not in name and name not in (TOPIC, ""):
+            if (
+                line.lstrip().startswith("[")
+                and ":" not in name
+                and name not in (TOPIC, LOGGED, "")
+            ):
                 path = f"/topic/delete?topic={name.replace('#', '%23')}"
                 await connection.request("POST", path)
 

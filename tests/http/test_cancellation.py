@@ -48,6 +48,7 @@ class Place:
         ping_count: of so many pings some answers wait until their reader goes on.
         sent: bodies that may have been published, by topic.
         answered: bodies whose request was answered with success.
+        visits: how often a session began.
     """
 
     broker: Broker
@@ -58,6 +59,7 @@ class Place:
     is_complete: bool = False
     sent: dict[str, list[bytes]] = field(default_factory=dict)
     answered: dict[str, list[bytes]] = field(default_factory=dict)
+    visits: int = 0
 
     def connect(self) -> trio.SocketStream:
         """A connection to the server."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -109,6 +110,34 @@ async def administer(here: Place, talk: HttpTalk) -> None:
     assert "made" not in here.broker.topics
 
 
+async def administer_logs(here: Place, talk: HttpTalk) -> None:
+    """Every action that is for topics with a log, but the backup, which needs a real disk."""
+    here.visits += 1
+    new = f"n{here.visits}"
+    assert await talk.ask(post("/topic/create?topic=l&storage=log")) == b""
+    assert await talk.ask(post("/channel/create?topic=l&channel=c")) == b""
+    first = here.broker.topics["l"].core.message_count
+    assert await talk.ask(post("/mpub?topic=l", b"one\ntwo")) == b"OK"
+    target = f"/channel/create?topic=l&channel={new}&from=1"
+    assert json.loads(await talk.ask(post(target)))["sequence"] == 1
+    for to, sequence in (("beginning", 0), ("1", 1), ("2000-01-01T00:00:00Z", 0)):
+        answer = await talk.ask(post(f"/channel/seek?topic=l&channel=c&to={to}"))
+        assert json.loads(answer)["sequence"] == sequence
+    end = json.loads(await talk.ask(post("/channel/seek?topic=l&channel=c&to=end")))
+    assert end["time"] is None
+    assert end["sequence"] >= first + 2
+    assert here.broker.topics["l"].channels["c"].core.depth == 0
+    await talk.ask(post("/topic/settings?topic=l&durability=always&retain=1h&retain_bytes=9"))
+    assert json.loads(await talk.ask(get("/topic/settings?topic=l")))["retain_bytes"] == 9
+    await talk.ask(get("/topic/settings"))
+    await talk.ask(post("/topic/note_damage?topic=l"))
+    await talk.ask(get("/channel/peek?topic=l&channel=c"))
+    await talk.ask(post(f"/topic/create?topic={new}"))
+    await talk.ask(post(f"/topic/move?topic={new}&storage=log"))
+    assert here.broker.topics[new].has_log
+    await talk.ask(post("/channel/delete?topic=l&channel=c"))
+
+
 def saved_pauses(disk: SimulatedDisk) -> set[str]:
     """The paused topics and channels that the next nsqd finds."""
     topics = load_metadata(disk)
@@ -127,7 +156,12 @@ async def end_amid_requests(cancel_at: CancelAt, *, session: Session, how: str) 
 
 
 @pytest.mark.parametrize(
-    ("session", "how", "when"), [*cut_offs(administer, in_test="closed"), *cut_offs(look)]
+    ("session", "how", "when"),
+    [
+        *cut_offs(administer, in_test="closed"),
+        *cut_offs(administer_logs, in_test="closed"),
+        *cut_offs(look),
+    ],
 )
 def test_endpoints_cut_off_at_any_await(session: Session, how: str, when: When) -> None:
     """No task, lock or error is left: the same requests succeed at once on another connection."""

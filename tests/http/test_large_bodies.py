@@ -8,8 +8,9 @@ import pytest
 import trio
 
 from tests.http.conftest import StartBroker
+from trionsq.broker.chores import in_turns
 from trionsq.broker.options import NsqdOptions
-from trionsq.http.publish import PublishRules, in_turns
+from trionsq.http.publish import PublishRules
 from trionsq.wire.bodies import Bodies
 
 COUNTS = [10, 200_000]

@@ -30,7 +30,7 @@ async def nsqd(disk: SimulatedDisk) -> AsyncIterator[tuple[Broker, QuartTrio]]:
         if broker.logs.node is None:
             broker.topic("first")
         assert broker.logs.node is not None
-        broker.logs.node._segment_bytes = 300
+        broker.logs.node.segment_bytes = 300
         yield broker, create_app(broker)
 
 

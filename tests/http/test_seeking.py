@@ -46,7 +46,7 @@ async def create(app: QuartTrio, begin: str, channel: str = "n") -> tuple[int, A
 def with_small_segments(broker: Broker) -> Broker:
     """Segments of topics that are made from now on have two messages of 200 bytes."""
     assert broker.logs.node is not None
-    broker.logs.node._segment_bytes = 500
+    broker.logs.node.segment_bytes = 500
     return broker
 
 

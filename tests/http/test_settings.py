@@ -141,7 +141,7 @@ async def with_damage(disk: SimulatedDisk, count: int = 3, *, has_channel: bool 
     async with nsqd_in_memory(disk=disk, storage="log", durability="always") as broker:
         broker.topic("s")
         assert broker.logs.node is not None
-        broker.logs.node._segment_bytes = 200
+        broker.logs.node.segment_bytes = 200
         topic = broker.topic("t")
         if has_channel:
             topic.channel("c")
@@ -419,7 +419,7 @@ async def test_what_is_finished_goes_when_retention_lets_it(autojump_clock: Mock
     async with nsqd_in_memory(disk=disk, storage="log", retain_ns=10**18) as broker:
         app = create_app(broker)
         assert broker.logs.node is not None
-        broker.logs.node._segment_bytes = 300
+        broker.logs.node.segment_bytes = 300
         broker.topic("t").channel("c")
         for number in range(10):
             publish(broker, "t", b"%0300d" % number)

@@ -7,13 +7,12 @@ import sys
 
 import pytest
 
-COMMANDS = ("trionsq.local.nsqd", "lookupd.cli", "admin.cli")
+COMMANDS = ("trionsq.local.nsqd", "lookupd.cli", "admin.cli", "trionsq.local.main")
 PROGRAM = """
 import contextlib, importlib, io, sys
 main = importlib.import_module(sys.argv[1]).main
 with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
-    main(sys.argv[2:])
-    raise AssertionError("it goes on")
+    raise SystemExit(main(sys.argv[2:]))
 print(*({"trio", "quart", "hypercorn", "h11", "asyncio"} & sys.modules.keys()))
 """
 

@@ -150,8 +150,8 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["--help"]) == 0
     assert main.main(["down"]) == 2
     captured = capsys.readouterr()
-    assert "  up    a local cluster" in captured.out
-    assert "no such command: down" in captured.err
+    assert "  up          Run a local cluster" in captured.out
+    assert "No such command 'down'" in captured.err
     with pytest.raises(SystemExit) as end:
         main.main(["up", "--help"])
     assert end.value.code == 0

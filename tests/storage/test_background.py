@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from trionsq.storage.folder import Background
+from trionsq.storage.folder import Background, Job, JobDone
 from trionsq.testing.background import HeldBackground, InlineBackground
 from trionsq.testing.disk import Crashed, SimulatedDisk
 
@@ -48,6 +48,29 @@ def test_held_work_waits() -> None:
     for call in (held.run_one, held.start_one):
         with pytest.raises(IndexError):
             call()
+
+
+def test_the_next_of_a_series_is_taken_before_the_end_is_told() -> None:
+    """As a thread does it: what gathers while a job runs is the next one."""
+    held = HeldBackground()
+    background: Background = held
+    told: list[str] = []
+    names = iter("abc")
+
+    def next_job() -> tuple[Job, JobDone] | None:
+        name = next(names, None)
+        told.append(f"{name} taken")
+        if name is None:
+            return None
+        return lambda: told.append(f"{name} runs"), lambda error: told.append(f"{name} done")
+
+    background.submit_series(next_job)
+    assert told == ["a taken"]
+    held.start_one()
+    held.start_one()
+    assert told[1:] == ["a runs", "b taken", "b runs", "c taken"]
+    assert held.run_all() == 3
+    assert told[5:] == ["a done", "b done", "c runs", "None taken", "c done"]
 
 
 def test_held_work_tells_errors_and_may_go_on() -> None:

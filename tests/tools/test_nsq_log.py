@@ -288,6 +288,24 @@ def test_verify_checks_headers(tmp_path: Path, nsq_log: NSQ_LOG) -> None:
     assert "header is that of incarnation 7, first sequence 1020" in lines(ended)[0]
 
 
+def test_remainders_are_read_as_nsqd_does(tmp_path: Path, nsq_log: NSQ_LOG) -> None:
+    """They leave out sequences, have the name of the last segment that they were made of, and are
+    smaller than that was; what they were made of is not of the log."""
+    rest = dataclasses.replace(SECOND, first_sequence=1000, is_remainder=True, previous_first=None)
+    one = Written(tmp_path, rest, [FIVE[1]])
+    one.path.rename(tmp_path / segment_name("t", 7, 1020))
+    third = dataclasses.replace(SECOND, first_sequence=1040, previous_first=1020)
+    Written(tmp_path, dataclasses.replace(third, previous_end=5_000), FIVE)
+    ended = nsq_log("verify", tmp_path)
+    assert lines(ended) == ["2 segments, 6 records, 24 messages: 0 damaged"]
+    assert ended.code == nsq_log("stat", tmp_path).code == 0
+    assert len(lines(nsq_log("cat", "--topic=t", "--from-sequence=1002", tmp_path))) == 22
+    Written(tmp_path, HEADER, FIVE)
+    ended = nsq_log("verify", tmp_path)
+    assert ended.code == 0
+    assert "not of the log" in lines(ended)[0]
+
+
 def test_verify_tells_what_the_state_does_not_know(tmp_path: Path, nsq_log: NSQ_LOG) -> None:
     """Files of a deleted topic, of one that has another name, of none; a damaged state."""
     one = Written(tmp_path, HEADER, FIVE)

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
-from collections.abc import Callable
+import shutil
+from collections import Counter
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from threading import Event
 
 import pytest
 import trio
 
 from tests.broker.support import consume, finish, numbered
+from trionsq.broker import backups
 from trionsq.broker.backups import make_backup
 from trionsq.broker.broker import Broker
 from trionsq.broker.options import NsqdOptions
 from trionsq.broker.topic import until_safe
+from trionsq.disk import Disk
 from trionsq.httpget import post
 from trionsq.local.nsqd_daemon import running_nsqd
+from trionsq.storage.log import backup
+from trionsq.storage.log.backup import BackupError
+from trionsq.storage.log.rows import State
 from trionsq.tools import nsq_log
 from trionsq.wire.bodies import ListBodies
 
@@ -67,7 +77,7 @@ async def test_a_backup_under_load_has_all_that_was_acknowledged_before(tmp_path
     restored = tmp_path / "restored"
     async with running_nsqd(options(tmp_path)) as broker:
         node = await broker.logs.ensure_node()
-        node._segment_bytes = 2_000
+        node.segment_bytes = 2_000
         for name in ("a", "b"):
             broker.topic("t").channel(name)
         for number in range(0, 90, 30):
@@ -112,7 +122,7 @@ def segments_in(folder: Path) -> int:
 async def test_segments_are_held_only_while_a_backup_is_made(tmp_path: Path) -> None:
     """Those that nobody needs any more go from the data path, also after a backup that failed."""
     async with running_nsqd(options(tmp_path)) as broker:
-        (await broker.logs.ensure_node())._segment_bytes = 2_000
+        (await broker.logs.ensure_node()).segment_bytes = 2_000
         channel = broker.topic("t").channel("c")
         for number in range(0, 90, 30):
             await publish(broker, *numbered(90, 40)[number : number + 30])
@@ -152,9 +162,91 @@ async def test_a_folder_that_is_no_backup_is_not_restored(
         await publish(broker, b"x")
         url = f"http://127.0.0.1:{broker.ports.http}/log/backup?name=x"
         await post(url, b"")
+    sizes = json.loads((tmp_path / "backup.x/backup.json").read_bytes())["segments"]
     for segment in (tmp_path / "backup.x").glob("*.log.*"):
         data = segment.read_bytes()
         segment.unlink()
-        segment.write_bytes(data[:-1])
+        segment.write_bytes(data[: sizes[segment.name] - 1])
     assert await tool("restore", tmp_path / "backup.x", tmp_path / "to") == 2
     assert re.search(r"shorter than \d+ bytes", capsys.readouterr().err)
+
+
+async def test_two_backups_of_one_name_at_once_are_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second is refused while the first is made, whose files it would take away; also if
+    nobody waits for the first any more."""
+    begun, goes_on = Event(), Event()
+    written = backup.write_backup
+
+    def slowly(
+        disk: Disk, state: State, name: str, ends: Callable[[], Mapping[str, int]]
+    ) -> dict[str, int]:
+        begun.set()
+        goes_on.wait(60)
+        return written(disk, state, name, ends)
+
+    monkeypatch.setattr(backups, "write_backup", slowly)
+    async with running_nsqd(options(tmp_path)) as broker:
+        broker.topic("t").channel("c")
+        await publish(broker, b"x")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(make_backup, broker.logs, broker.folder, "x")
+            await until(begun.is_set)
+            nursery.cancel_scope.cancel()
+        with pytest.raises(FileExistsError):
+            await make_backup(broker.logs, broker.folder, "x")
+        goes_on.set()
+        await broker.folder.background.wait_idle()
+        assert not broker.logs.backups
+        await make_backup(broker.logs, broker.folder, "y")
+    for name in "xy":
+        assert await tool("verify", tmp_path / f"backup.{name}") == 0
+
+
+@pytest.mark.parametrize("place", [0, 1, 3, "manifest", "rename"])
+async def test_what_a_crash_leaves_of_a_backup_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: int | str
+) -> None:
+    """Nothing restores it while something is missing, and the next one of that name is good."""
+    links = [0]
+    link, rename = os.link, os.rename
+
+    def crash(*_: object) -> None:
+        raise OSError("Crashed")
+
+    def rename_or_crash(source: str, target: str) -> None:
+        if target.endswith("backup.x"):
+            crash()
+        rename(source, target)
+
+    def counted(*paths: str) -> None:
+        if links[0] == place:
+            crash()
+        links[0] += 1
+        link(*paths)
+
+    async with running_nsqd(options(tmp_path)) as broker:
+        (await broker.logs.ensure_node()).segment_bytes = 2_000
+        broker.topic("t").channel("c")
+        for number in range(0, 200, 50):
+            await publish(broker, *numbered(200, 40)[number : number + 50])
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+            patch.setattr(os, "link", counted)
+            if place == "manifest":
+                patch.setattr(backup, "replace_file", crash)
+            elif place == "rename":
+                patch.setattr(os, "rename", rename_or_crash)
+            with pytest.raises(BackupError, match="Crashed"):
+                await make_backup(broker.logs, broker.folder, "x")
+            if isinstance(place, int):
+                assert links == [place]
+        left = await tool("restore", tmp_path / "backup.x.tmp", tmp_path / "of-a-part")
+        assert left == (0 if place == "rename" else 2)
+        await publish(broker, b"more")
+        await make_backup(broker.logs, broker.folder, "x")
+    assert not (tmp_path / "backup.x.tmp").exists()
+    assert await tool("restore", tmp_path / "backup.x", tmp_path / "restored") == 0
+    async with running_nsqd(options(tmp_path / "restored")) as broker:
+        assert Counter(await bodies_of(broker, "c")) == Counter([*numbered(200, 40), b"more"])

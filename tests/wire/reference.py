@@ -21,6 +21,7 @@ from trionsq.wire.events import (
     PublishDeferred,
     PublishMany,
     PublishManyBegins,
+    PublishOnce,
     Ready,
     Requeue,
     StartClose,
@@ -333,6 +334,10 @@ def one_by_one(event: Event) -> list[Command]:
             return [("MPUB line", topic)]
         case PublishMany(topic, bodies):
             return [("MPUB", topic, *bodies.slice(0, bodies.count))]
+        case PublishOnce(command, topic, key, delay_ms, bodies, epoch):
+            return [
+                (f"{command} once", topic, key, epoch, delay_ms, *bodies.slice(0, bodies.count))
+            ]
 
 
 class Feeder:

@@ -32,6 +32,7 @@ _Guarded: TypeAlias = (
     | events.PublishDeferred
     | events.PublishManyBegins
     | events.PublishMany
+    | events.PublishOnce
 )
 
 
@@ -51,6 +52,8 @@ class AuthCommands:
         self._begin_mpub = handlers[events.PublishManyBegins]
         self._run_mpub = handlers[events.PublishMany]
         self._guarded_mpub = self._guard("MPUB", self._run_mpub)
+        self._run_once = run_once = handlers[events.PublishOnce]
+        self._guarded_once = {name: self._guard(name, run_once) for name in ("PUB", "MPUB", "DPUB")}
         self.handlers: Mapping[type, Handler] = {
             **handlers,
             events.Auth: self._auth,
@@ -59,6 +62,7 @@ class AuthCommands:
             events.PublishDeferred: self._guard("DPUB", handlers[events.PublishDeferred]),
             events.PublishManyBegins: self._guard("MPUB", self._publish_many_begins),
             events.PublishMany: self._publish_many,
+            events.PublishOnce: self._publish_once,
         }
 
     # AUTH
@@ -130,6 +134,13 @@ class AuthCommands:
             return self._guarded_mpub(client, event)
         auth.may_finish_mpub = False
         return self._run_mpub(client, event)
+
+    def _publish_once(self, client: Client, event: events.PublishOnce) -> Reply:
+        auth = client.auth
+        if event.command != "MPUB" or auth is None or not auth.may_finish_mpub:
+            return self._guarded_once[event.command](client, event)
+        auth.may_finish_mpub = False
+        return self._run_once(client, event)
 
 
 def _check(grant: Grant, command: str, event: _Guarded) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeAlias
 
+import outcome
 import trio
 
-from trionsq.storage.folder import Job, JobDefects, JobDone
+from trionsq.storage.folder import Job, JobDefects, JobDone, NextJob
 
 __all__ = ["ThreadBackground"]
 
 # More threads would only wait for each other at the disk.
 _MAX_THREADS: Final = 4
+
+_Work: TypeAlias = tuple[Job, JobDone]
 
 
 class ThreadBackground:
@@ -30,8 +33,8 @@ class ThreadBackground:
         self.defects = JobDefects()
         self._token: trio.lowlevel.TrioToken | None = None
         self._has_ended = False
-        # At most one job of each disk queue, and of each other file.
-        self._waiting: deque[tuple[Job, JobDone]] = deque()
+        # At most one job of each disk queue, and of each other file; with what follows it.
+        self._waiting: deque[tuple[_Work, NextJob]] = deque()
         self._running = 0
         self._idle = trio.Event()
 
@@ -55,46 +58,79 @@ class ThreadBackground:
 
         After the end of `run` nothing happens: whoever waits for the job is being cancelled, too.
         """
+        self._submit((job, done), lambda: None)
+
+    def submit_series(self, next_job: NextJob) -> None:
+        """Run jobs one after the other, in one thread; see `Background`.
+
+        After the end of `run` no further one begins.
+        """
+        work = next_job()
+        if work is not None:
+            self._submit(work, next_job)
+
+    def _submit(self, work: _Work, next_job: NextJob) -> None:
         assert self._token is not None, "the background is not running"
         if self._has_ended:
             return
         if self._running == _MAX_THREADS:
-            self._waiting.append((job, done))
+            self._waiting.append((work, next_job))
         else:
             self._running += 1
-            self._start(self._token, job, done)
+            self._start(self._token, work, next_job)
 
-    def _start(self, token: trio.lowlevel.TrioToken, job: Job, done: JobDone) -> None:
+    def _start(self, token: trio.lowlevel.TrioToken, work: _Work, next_job: NextJob) -> None:
+        newest = work
+
         def run() -> Exception | None:
-            try:
-                job()
-            except Exception as error:
-                return error
-            return None
+            nonlocal newest
+            while True:
+                job, done = newest
+                error: Exception | None = None
+                try:
+                    job()
+                except Exception as raised:
+                    error = raised
+                following = None if self._has_ended else next_job()
+                if following is None:
+                    return error
+                newest = following
+                with suppress(trio.RunFinishedError):
+                    token.run_sync_soon(self._tell, done, error)
 
-        def deliver(error: Exception | None) -> None:
+        def deliver(ended: outcome.Outcome[Exception | None]) -> None:
+            try:
+                error = ended.unwrap()
+            except Exception as raised:
+                error = raised
             with suppress(trio.RunFinishedError):
-                token.run_sync_soon(self._end, token, done, error)
+                token.run_sync_soon(self._end, token, newest[1], error)
 
         try:
-            trio.lowlevel.start_thread_soon(run, lambda ended: deliver(ended.unwrap()))
+            trio.lowlevel.start_thread_soon(run, deliver)
         except RuntimeError as error:  # the system has no thread left
-            deliver(error)
+            deliver(outcome.Error(error))
 
-    def _end(self, token: trio.lowlevel.TrioToken, done: JobDone, error: Exception | None) -> None:
+    def _tell(self, done: JobDone, error: Exception | None) -> None:
         """Hear in trio's thread that a job has ended."""
         if self._has_ended:
             return
-        if self._waiting:
-            self._start(token, *self._waiting.popleft())
-        else:
-            self._running -= 1
         if error is not None and not isinstance(error, OSError):
             self.defects.report(error)
         try:
             done(error)
         except Exception as defect:
             self.defects.report(defect)
+
+    def _end(self, token: trio.lowlevel.TrioToken, done: JobDone, error: Exception | None) -> None:
+        """Hear in trio's thread that the last job of a thread has ended."""
+        if self._has_ended:
+            return
+        if self._waiting:
+            self._start(token, *self._waiting.popleft())
+        else:
+            self._running -= 1
+        self._tell(done, error)
         if not self._running:
             self._idle.set()
             self._idle = trio.Event()

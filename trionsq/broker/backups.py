@@ -6,7 +6,7 @@ import trio
 
 from trionsq.broker.logs import LogTopics
 from trionsq.storage.folder import DataFolder, error_text
-from trionsq.storage.log.backup import BackupError, write_backup
+from trionsq.storage.log.backup import BackupError, backup_path, write_backup
 from trionsq.storage.log.rows import StateError
 
 __all__ = ["make_backup"]
@@ -18,7 +18,7 @@ async def make_backup(logs: LogTopics, folder: DataFolder, name: str) -> dict[st
     All that was acknowledged before is in it, and what operators did and consumers finished.
 
     Raises:
-        FileExistsError: there is a backup of that name.
+        FileExistsError: there is a backup of that name, or one is being made.
         BackupError: it failed; the text says why.
         StateError: there is no state, and it cannot be made.
     """
@@ -30,18 +30,27 @@ async def make_backup(logs: LogTopics, folder: DataFolder, name: str) -> dict[st
     made: list[dict[str, int]] = []
     failures: list[Exception] = []
 
+    def ends() -> dict[str, int]:
+        # The loop goes on meanwhile; each of these copies is made at once.
+        newest = [segment for log in list(node.logs.values()) for segment in log.segments[-1:]]
+        return {segment.name: segment.end for segment in newest}
+
     def job() -> None:
         try:
-            made.append(write_backup(folder.disk, node.state, name))
+            made.append(write_backup(folder.disk, node.state, name, ends))
         except (OSError, StateError) as failure:
             failures.append(failure)
 
     def done(defect: Exception | None) -> None:
         # Also if nobody waits any more.
+        logs.backups.discard(name)
         node.release_files()
         failures.extend([] if defect is None else [defect])
         ended.set()
 
+    if name in logs.backups:
+        raise FileExistsError(backup_path(folder.disk, name))
+    logs.backups.add(name)
     node.hold_files()
     folder.background.submit(job, done)
     await ended.wait()

@@ -140,7 +140,7 @@ class Broker:
 
     def _client_context(self) -> ClientContext:
         options = self.options
-        features = _features(options)
+        features = _features(options, self.registry.keys.epoch)
         commands = Commands(
             self.registry,
             self.clock,
@@ -371,7 +371,7 @@ def data_folder(options: NsqdOptions, disk: Disk, background: Background) -> Dat
     )
 
 
-def _features(options: NsqdOptions) -> ServerFeatures:
+def _features(options: NsqdOptions, epoch: str) -> ServerFeatures:
     return ServerFeatures(
         version=VERSION,
         max_rdy_count=options.max_rdy_count,
@@ -387,6 +387,8 @@ def _features(options: NsqdOptions) -> ServerFeatures:
         max_deflate_level=options.max_deflate_level,
         snappy=options.snappy,
         auth_required=bool(options.auth_http_address),
+        idempotency_epoch=epoch,
+        idempotent_publish=bool(options.idempotency_window_ns and options.idempotency_max_keys),
     )
 
 

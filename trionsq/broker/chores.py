@@ -7,13 +7,17 @@ number of chores holds up the event loop for one step at most.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import TypeVar
 
 import trio
 
 from trionsq.broker.defects import Defects
+from trionsq.core.round import Round
 
-__all__ = ["Chore", "Chores"]
+__all__ = ["Chore", "Chores", "in_turns", "wait_for_round"]
+
+T = TypeVar("T")
 
 
 class Chore:
@@ -104,3 +108,25 @@ class Chores:
             for chore in self._chores:
                 chore.stop()
             self._chores.clear()
+
+
+async def in_turns(steps: Generator[None, None, T]) -> T:
+    """Run all steps and return the result; other tasks run between the steps."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        await trio.lowlevel.checkpoint()
+
+
+async def wait_for_round(round_: Round | None) -> str | None:
+    """Wait until a round has ended; return why it failed, None if it did not."""
+    if round_ is None:
+        return None
+    if not round_.is_done:
+        ended = trio.Event()
+        round_.when_done(ended.set)
+        await ended.wait()
+    return round_.error

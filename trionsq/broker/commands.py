@@ -11,13 +11,14 @@ from typing import Any
 import trio
 
 from trionsq.broker.answers import Answer, OwedAnswer, OwedAnswers, Reply, complete_reply
-from trionsq.broker.chores import Chores
+from trionsq.broker.chores import Chores, in_turns
 from trionsq.broker.client import Client, Handler
 from trionsq.broker.identify import IdentifyCommand
 from trionsq.broker.registry import TopicRegistry
 from trionsq.broker.runtime import Clock
 from trionsq.broker.topic import PublishRefused, Topic
 from trionsq.core.in_flight import MAX_LOOKUPS, MissedIds
+from trionsq.core.keys import KeyReused, KeyUnknown, PublishKey, digest_now, digest_steps
 from trionsq.wire import events, frames
 from trionsq.wire.bodies import Bodies
 from trionsq.wire.errors import ProtocolError
@@ -81,6 +82,7 @@ class Commands:
             events.PublishMany: self._publish_many,
             events.PublishManyBegins: self._publish_many_begins,
             events.PublishDeferred: self._publish_deferred,
+            events.PublishOnce: self._publish_once,
         }
 
     def _auth(self, client: Client, event: events.Auth) -> Reply:
@@ -207,6 +209,17 @@ class Commands:
             return _publish_later(client, topic, event.bodies, "DPUB", event.delay_ms)
         return _publish_to(client, topic, event.bodies, "DPUB", event.delay_ms)
 
+    def _publish_once(
+        self, client: Client, event: events.PublishOnce, new_topic: Topic | None = None
+    ) -> Reply:
+        topic = new_topic or self._topics.get(event.topic)
+        if topic is None:
+            return self._on_new_topic(client, event, self._publish_once)
+        digest = digest_now(event.bodies, event.delay_ms)
+        if digest is None or topic.should_wait(event.bodies.count):
+            return _publish_once_later(client, topic, event)
+        return _publish_once_to(client, topic, event, digest)
+
 
 def _missed(client: Client, id_: bytes) -> MissedIds:
     assert client.channel is not None
@@ -253,3 +266,31 @@ def _publish_to(
         raise ProtocolError(f"E_{command}_FAILED", f"{command} failed {refused}") from refused
     client.pub_counts[topic.name] += bodies.count
     return answer if pending is None else OwedAnswer(pending, answer, command, bodies.nbytes)
+
+
+async def _publish_once_later(client: Client, topic: Topic, event: events.PublishOnce) -> Answer:
+    digest = await in_turns(digest_steps(event.bodies, event.delay_ms))
+    await topic.wait_for_room(event.bodies.count)
+    return _publish_once_to(client, topic, event, digest)
+
+
+def _publish_once_to(
+    client: Client, topic: Topic, event: events.PublishOnce, digest: bytes
+) -> Answer:
+    command, bodies, key = event.command, event.bodies, PublishKey(event.key, digest)
+    try:
+        epoch = event.epoch.decode()
+        pending, is_repeat = topic.publish_once(key, bodies, event.delay_ms, epoch)
+    except PublishRefused as refused:
+        raise ProtocolError(f"E_{command}_FAILED", f"{command} failed {refused}") from refused
+    except KeyReused as error:
+        text = f"{command} key stands for other messages"
+        raise ProtocolError("E_KEY_REUSED", text) from error
+    except KeyUnknown as error:
+        text = f"{command} the keys of that time are forgotten"
+        raise ProtocolError("E_KEY_UNKNOWN", text) from error
+    if not is_repeat:
+        client.pub_counts[topic.name] += bodies.count
+    if pending is None:
+        return frames.OK
+    return OwedAnswer(pending, frames.OK, command, bodies.nbytes)

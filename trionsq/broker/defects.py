@@ -30,6 +30,7 @@ PARTS: Final = (
     "disk_sync",
     "heartbeat",
     "id_reserve",
+    "keys",
     "lookup",
     "loop_lag",
     "metadata",

@@ -7,19 +7,20 @@ there before the answer.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import trio
 
+from trionsq.broker.chores import wait_for_round
 from trionsq.broker.options import NsqdOptions
 from trionsq.broker.runtime import Clock
 from trionsq.broker.topic import Topic
 from trionsq.core.channel import ChannelState
 from trionsq.core.ids import ns_after_id
+from trionsq.core.keys import StoredKey
 from trionsq.core.queue import Backend
-from trionsq.core.round import Round
 from trionsq.core.topic import TopicState
 from trionsq.disk import Disk
 from trionsq.durations import SECOND_NS
@@ -28,15 +29,17 @@ from trionsq.storage.log.metadata_mark import MetadataMark
 from trionsq.storage.log.moved import MovedQueues
 from trionsq.storage.log.node import DEFAULT_SEGMENT_BYTES, LogNode
 from trionsq.storage.log.opening import FoundLog, open_logs
+from trionsq.storage.log.remainders import Remainders
 from trionsq.storage.log.retention import Retention, Retentions
 from trionsq.storage.log.rows import State, StateError
 from trionsq.storage.log.snapshot import Snapshots
 from trionsq.storage.log.state import STATE_FILE, SqliteState
+from trionsq.storage.log.storedkeys import StoredKeys
 from trionsq.storage.log.topiclog import TopicLog
 from trionsq.storage.metadata import TopicRecord, save_metadata
 from trionsq.wire.names import is_ephemeral
 
-__all__ = ["LogTopics", "durability_of", "log_of", "wait_for_round"]
+__all__ = ["LogTopics", "durability_of", "log_of"]
 
 log = logging.getLogger("trionsq")
 
@@ -45,17 +48,6 @@ _LOOKED_AT_PER_TURN: Final = 32
 _IN_FLIGHT_PER_TURN: Final = 4_000
 # The last commit, and the last fsync, of a stop.
 _STOP_S: Final = 30.0
-
-
-async def wait_for_round(round_: Round | None) -> str | None:
-    """Wait until a round has ended; return why it failed, None if it did not."""
-    if round_ is None:
-        return None
-    if not round_.is_done:
-        ended = trio.Event()
-        round_.when_done(ended.set)
-        await ended.wait()
-    return round_.error
 
 
 def log_of(topic: Topic) -> TopicLog | None:
@@ -89,7 +81,11 @@ class _Opening:
 
 
 class LogTopics:
-    """The logs of a broker."""
+    """The logs of a broker.
+
+    Attributes:
+        backups: names of those that are being made.
+    """
 
     def __init__(
         self,
@@ -111,8 +107,13 @@ class LogTopics:
         self._found: dict[str, FoundLog] = {}
         self.retentions = Retentions(Retention(options.retain_ns, options.retain_bytes))
         self._snapshots = Snapshots(self.retentions)
+        self._remainders: Remainders | None = None
+        # One snapshot after the other, and the one that is being taken.
+        self._taking = trio.Lock()
+        self._steps: Iterator[None] | None = None
         self.ids_after_ns = 0
         self.segment_bytes = DEFAULT_SEGMENT_BYTES
+        self.backups: set[str] = set()
 
     def __repr__(self) -> str:
         return f"<LogTopics {self._node}>"
@@ -143,6 +144,9 @@ class LogTopics:
             durability=self._options.durability,
             segment_bytes=self.segment_bytes,
             next_number=content.next_number,
+            keys=StoredKeys(
+                self._options.idempotency_window_ns, self._options.idempotency_max_keys
+            ),
         )
         moved_queues = MovedQueues(node, content.meta)
         moved_queues.remove_files(content)
@@ -159,6 +163,7 @@ class LogTopics:
                 self.ids_after_ns = max(self.ids_after_ns, ns_after_id(found.last_id))
         self._mark, self._moved_queues = opened.mark, opened.moved_queues
         self._node = opened.node
+        self._remainders = Remainders(opened.node)
 
     @property
     def node(self) -> LogNode | None:
@@ -266,6 +271,14 @@ class LogTopics:
         """Return what the start found of a topic."""
         return self._found[name]
 
+    def pop_keys(self) -> Iterator[tuple[str, StoredKey]]:
+        """Yield the keys of idempotent publishes that the start found, with their topics."""
+        if self._node is not None:
+            names = {found.log.number: name for name, found in self._found.items()}
+            for number, key in self._node.keys.pop_found():
+                if number in names:
+                    yield names[number], key
+
     # Snapshots
 
     async def run(self) -> None:
@@ -276,30 +289,50 @@ class LogTopics:
             if self._node is not None:
                 self._node.retry()
                 await self.take_snapshots()
+            if self._remainders is not None:
+                self._remainders.tick(self._snapshots)
 
     async def take_snapshots(self) -> None:
         """Commit what has changed since the last snapshots."""
         node = self._node
         if node is None:
             return
-        looked_at = in_flight = 0
-        for topic in list(self._topics.values()):
-            topic_log = topic.core.store.backend
-            if not isinstance(topic_log, TopicLog) or topic_log.is_deleted:
-                continue
-            for channel in [*topic.core.channels.values(), None]:
-                if channel is None:
-                    self._snapshots.add_topic(topic.core, topic_log)
-                else:
-                    self._snapshots.add_channel(channel, topic_log.number)
-                    in_flight += channel.in_flight.count
-                looked_at += 1
-                if looked_at >= _LOOKED_AT_PER_TURN or in_flight >= _IN_FLIGHT_PER_TURN:
-                    looked_at = in_flight = 0
-                    # At once: what an operator does meanwhile must come after it.
-                    self._snapshots.commit(node)
-                    await trio.lowlevel.checkpoint()
+        async with self._taking:
+            await self._end_snapshot(node)
+            looked_at = in_flight = 0
+            for topic in list(self._topics.values()):
+                topic_log = topic.core.store.backend
+                if not isinstance(topic_log, TopicLog) or topic_log.is_deleted:
+                    continue
+                for channel in [*topic.core.channels.values(), None]:
+                    if channel is None:
+                        self._snapshots.add_topic(topic.core, topic_log)
+                    else:
+                        in_flight += channel.in_flight.count
+                        await self._take_snapshot(node, channel, topic_log)
+                    looked_at += 1
+                    if looked_at >= _LOOKED_AT_PER_TURN or in_flight >= _IN_FLIGHT_PER_TURN:
+                        looked_at = in_flight = 0
+                        await self._end_turn(node)
+            self._snapshots.commit(node)
+
+    async def _take_snapshot(
+        self, node: LogNode, channel: ChannelState, topic_log: TopicLog
+    ) -> None:
+        self._steps = self._snapshots.add_channel(channel, topic_log.number)
+        await self._end_snapshot(node)
+
+    async def _end_snapshot(self, node: LogNode) -> None:
+        """End the snapshot that is being taken, or that somebody who was cancelled has left."""
+        while self._steps is not None:
+            for _ in self._steps:
+                await self._end_turn(node)
+            self._steps = None
+
+    async def _end_turn(self, node: LogNode) -> None:
+        # At once: what an operator does meanwhile must come after it.
         self._snapshots.commit(node)
+        await trio.lowlevel.checkpoint()
 
     async def commit(
         self, topic: TopicState | None = None, channel: ChannelState | None = None
@@ -310,16 +343,19 @@ class LogTopics:
             topic: that was paused or unpaused, or whose channel was.
             channel: that was.
         """
-        if self._node is None:
+        node = self._node
+        if node is None:
             return None
         topic_log = None if topic is None else topic.store.backend
         if topic is not None and isinstance(topic_log, TopicLog):
-            if channel is None:
-                self._snapshots.add_topic(topic, topic_log)
-            else:
-                self._snapshots.add_channel(channel, topic_log.number)
-            self._snapshots.commit(self._node)
-        return await wait_for_round(self._node.committed())
+            async with self._taking:
+                await self._end_snapshot(node)
+                if channel is None:
+                    self._snapshots.add_topic(topic, topic_log)
+                else:
+                    await self._take_snapshot(node, channel, topic_log)
+                self._snapshots.commit(node)
+        return await wait_for_round(node.committed())
 
     # The stop
 
@@ -338,6 +374,8 @@ class LogTopics:
         node = self._node
         if node is None:
             return []
+        if self._remainders is not None:
+            self._remainders.close()
         failures = ["the log did not become durable in time"]
         with trio.move_on_after(_STOP_S):
             for topic_log in node.logs.values():

@@ -23,6 +23,7 @@ __all__ = ["TopicMoves"]
 log = logging.getLogger("trionsq")
 
 _POLL_S: Final = 0.25
+_HOLDERS_PER_TURN: Final = 64
 
 
 class _Running:
@@ -91,8 +92,10 @@ class TopicMoves:
             self._running.pop(topic, None)
             running.ended.set()
         if queues:
-            for holder in running.move.left_in_memory():
+            for count, holder in enumerate(running.move.left_in_memory(), 1):
                 for _ in free(holder):
+                    await trio.lowlevel.checkpoint()
+                if count % _HOLDERS_PER_TURN == 0:  # most have nothing, and take no turn
                     await trio.lowlevel.checkpoint()
             await self._delete(running.move, queues)
 

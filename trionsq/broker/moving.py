@@ -16,8 +16,9 @@ from typing import Final
 import trio
 
 from trionsq.broker.channel import Channel
+from trionsq.broker.chores import wait_for_round
 from trionsq.broker.frozen import FrozenQueue, MovedChannel, with_sequences
-from trionsq.broker.logs import LogTopics, wait_for_round
+from trionsq.broker.logs import LogTopics
 from trionsq.broker.topic import Topic
 from trionsq.core.batch import ListColumn, MessageBatch, Segment
 from trionsq.core.containers import Droppable
@@ -27,10 +28,10 @@ from trionsq.core.round import Round
 from trionsq.storage.diskqueue import DiskQueue
 from trionsq.storage.folder import Job, error_text
 from trionsq.storage.log.cursor import Cursor
-from trionsq.storage.log.moved import begin_log, serve_log
+from trionsq.storage.log.moved import begin_log, files_of_queues, serve_log
 from trionsq.storage.log.ranges import HeldRange, MessageRange
 from trionsq.storage.log.rows import AddChannel, Change, UpdateChannel
-from trionsq.storage.log.snapshot import take_snapshot
+from trionsq.storage.log.snapshot import ChannelSnapshot
 from trionsq.storage.queuecopy import CopiedMessages, QueueCopy
 
 __all__ = ["MoveFailed", "TopicMove"]
@@ -260,13 +261,16 @@ class TopicMove:
     async def _commit(self) -> None:
         """Make the log the topic's. From here on there is no way back but a stop."""
         topic, end = self._topic, self._log.end
+        names = [queue.disk_queue.name for queue in self._queues()]
+        files: dict[str, dict[str, int]] = {}  # a channel that is made from here on has none
+        await self._in_job(lambda: files.update(files_of_queues(self._node.disk, names)))
         changes: list[Change] = []
         with_rows: set[MovedChannel] = set()
         while True:
             await self._copy_channels()
             for moved in set(self._channels.values()) - with_rows:
                 with_rows.add(moved)
-                changes += self._rows(moved)
+                changes += await self._rows(moved)
                 if len(with_rows) % _CHANNELS_PER_TURN == 0:
                     await trio.lowlevel.checkpoint()
             if not self._unfrozen():
@@ -274,9 +278,9 @@ class TopicMove:
         if self._log.end != end:
             raise MoveFailed("a channel that has messages was made meanwhile")
         self._log.is_paused = topic.core.paused
-        queues = [queue.disk_queue.name for queue in self._queues()]
         self.is_committing = True
-        note = self._logs.moved_queues.add(self.number, queues)
+        queues = [queue.disk_queue.name for queue in self._queues()]
+        note = self._logs.moved_queues.add(self.number, {one: files.get(one, {}) for one in queues})
         committed = serve_log(self._node, self._log, [*changes, note])
         while (error := await wait_for_round(committed)) is not None:
             # Nobody knows what a start finds: the queues stay frozen, for both must be right.
@@ -285,8 +289,8 @@ class TopicMove:
             await trio.sleep(_RETRY_S)
             committed = self._node.commit([])
 
-    def _rows(self, moved: MovedChannel) -> list[Change]:
-        """Return what the state should have of a channel, in one step of the event loop."""
+    async def _rows(self, moved: MovedChannel) -> list[Change]:
+        """Return what the state should have of a channel now."""
         if moved.is_gone:
             return []
         cursor, core = moved.cursor, moved.frozen.core
@@ -299,8 +303,10 @@ class TopicMove:
         moved.empties = moved.frozen.queue.empties
         cursor.is_paused = core.paused
         number, came_back = self._log.number, moved.frozen.came_back()
-        snapshot = take_snapshot(cursor, number, core.store.memory, core.in_flight, came_back)
+        snapshot = ChannelSnapshot(cursor, number, core.store.memory, core.in_flight, came_back)
         self._log.cursors[cursor.number] = cursor
+        for _ in snapshot.steps():
+            await trio.lowlevel.checkpoint()
         return [
             AddChannel(change.row) if isinstance(change, UpdateChannel) else change
             for change in snapshot.changes

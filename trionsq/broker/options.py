@@ -10,6 +10,7 @@ import re
 import socket
 import zlib
 
+from trionsq.broker.idempotency_options import max_keys_option, window_option
 from trionsq.broker.log_options import (
     durability_option,
     retain_bytes_option,
@@ -321,6 +322,8 @@ class NsqdOptions(DaemonOptions):
     state_interval_ns: int = state_interval_option()
     retain_ns: int = retain_option()
     retain_bytes: int = retain_bytes_option()
+    idempotency_window_ns: int = window_option()
+    idempotency_max_keys: int = max_keys_option()
     debug_from: str = option(
         "debug-from",
         "loopback",
@@ -342,6 +345,8 @@ _NOT_NEGATIVE = frozenset(
         "max_http_connections",
         "retain_ns",
         "retain_bytes",
+        "idempotency_window_ns",
+        "idempotency_max_keys",
     }
 )
 

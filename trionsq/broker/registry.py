@@ -18,10 +18,11 @@ from trionsq.broker.lookup import Lookups
 from trionsq.broker.moves import TopicMoves
 from trionsq.broker.options import NsqdOptions
 from trionsq.broker.runtime import Clock
-from trionsq.broker.timers import ScanQueue
+from trionsq.broker.timers import ScanQueue, run_key_window
 from trionsq.broker.topic import Topic
 from trionsq.core.channel import ChannelState
 from trionsq.core.ids import IdSource
+from trionsq.core.keys import KeyWindow, TopicKeys
 from trionsq.core.latency import Latencies
 from trionsq.core.queue import Backend
 from trionsq.core.topic import TopicState
@@ -61,6 +62,7 @@ class TopicRegistry:
         ids_after_ns: message ids of deleted topics lie before this time.
         is_loading: the metadata are being loaded, so `topics` is not complete yet.
         moves: of topics to logs.
+        keys: of the idempotent publishes.
     """
 
     def __init__(
@@ -81,6 +83,11 @@ class TopicRegistry:
         self.ids_after_ns = 0
         self.is_loading = False
         self.moves = TopicMoves(logs, folder, defects)
+        self.keys = KeyWindow(
+            options.idempotency_window_ns / SECOND_NS,
+            options.idempotency_max_keys,
+            f"{clock.now_ns():x}",
+        )
         self._options = options
         self._folder = folder
         self._clock = clock
@@ -101,6 +108,9 @@ class TopicRegistry:
         """Start the tasks of topics and channels in this nursery from now on."""
         self._tasks = tasks
         self.moves.run_in(tasks)
+        forget = partial(run_key_window, self.keys, self._clock)
+        keep_running, name = self._defects.keep_running, "idempotency keys"
+        tasks.start_soon(keep_running, "keys", "NSQ: keys", forget, name=name)
 
     def topic(self, name: str, storage: str = "") -> Topic:
         """Get or make the topic of a valid name.
@@ -125,6 +135,7 @@ class TopicRegistry:
             self._new_channel,
             self._delete_topic,
             self._channel_gone,
+            TopicKeys(self.keys),
         )
         log.info("TOPIC(%s): created", name)
         self._changed(name, is_ephemeral=topic.is_ephemeral)
@@ -203,6 +214,9 @@ class TopicRegistry:
                     lacks.append(f"{name}:{cursor.name}")
             for lacking in lacks:
                 log.warning("NSQ: nsqd.dat, of another nsqd, lacks %s, which stays", lacking)
+        if self.keys.is_open:
+            found_keys = ((self.topics[name].keys, key) for name, key in self._logs.pop_keys())
+            self.keys.load(found_keys, self._clock.now_s(), self._clock.now_ns())
         self.is_loading = False
         self._log_orphan_queues()
 

@@ -14,6 +14,7 @@ from trionsq.broker.topic import Topic
 from trionsq.storage.folder import error_text
 from trionsq.storage.log.cursor import Cursor
 from trionsq.storage.log.peek import LogPart
+from trionsq.storage.log.runs import durable_end
 from trionsq.storage.log.seeking import (
     LogPosition,
     WantedPosition,
@@ -22,7 +23,14 @@ from trionsq.storage.log.seeking import (
 )
 from trionsq.storage.log.topiclog import TopicLog
 
-__all__ = ["SeekFailed", "begin_channel", "cursor_of", "find_ends", "seek_channel"]
+__all__ = [
+    "SeekFailed",
+    "begin_channel",
+    "cursor_of",
+    "find_ends",
+    "find_in_log",
+    "seek_channel",
+]
 
 # Segments are left, and channels deleted, while a position is looked for; then it is once more.
 _ATTEMPTS: Final = 10
@@ -84,6 +92,24 @@ async def begin_channel(
 
     topic, position = await _find(find, end_of, wanted)
     topic.channel(name, position.sequence)
+    return position
+
+
+async def find_in_log(find: Callable[[], TopicLog], wanted: WantedPosition) -> LogPosition:
+    """Return where a wanted position is among the durable messages of a log.
+
+    Args:
+        find: returns the log; it is called again after each wait.
+        wanted: the position.
+
+    Raises:
+        SeekFailed: the log cannot be read.
+    """
+
+    def end_of(topic_log: TopicLog) -> tuple[TopicLog, int]:
+        return topic_log, max(durable_end(topic_log), first_kept(topic_log))
+
+    _, position = await _find(find, end_of, wanted)
     return position
 
 

@@ -1,4 +1,4 @@
-"""Work by time: the queue scan, heartbeats of all clients, and syncs and retries of disk queues."""
+"""Work by time: the queue scan, heartbeats, syncs and retries of disk queues, keys that expire."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from trionsq.broker.options import NsqdOptions
 from trionsq.broker.runtime import Clock
 from trionsq.core.channel import MAX_SCAN, ChannelState
 from trionsq.core.containers import NEVER, TimerQueue
+from trionsq.core.keys import KeyWindow
 from trionsq.storage.folder import DataFolder
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "run_disk_retries",
     "run_disk_syncs",
     "run_heartbeats",
+    "run_key_window",
     "run_queue_scan",
 ]
 
@@ -36,6 +38,8 @@ _JUMP_NS: Final = 100_000_000
 _MAX_LOOKS: Final = 64
 # Time between two tries of a disk queue that failed.
 _DISK_RETRY_S: Final = 1.0
+# Keys of idempotent publishes may stay in memory for so much longer than they count.
+_KEYS_S: Final = 1.0
 
 
 class ScanQueue:
@@ -153,4 +157,13 @@ async def run_disk_retries(folder: DataFolder) -> None:
     while True:
         await trio.sleep(_DISK_RETRY_S)
         for _ in folder.retry_in_steps():
+            await trio.lowlevel.checkpoint()
+
+
+async def run_key_window(keys: KeyWindow, clock: Clock) -> None:
+    """Forget the keys that are older than the window, for ever."""
+    while True:
+        await trio.sleep(_KEYS_S)
+        keys.settle()
+        while not keys.forget_old(clock.now_s()):
             await trio.lowlevel.checkpoint()

@@ -15,6 +15,7 @@ from trionsq.broker.defects import Defects
 from trionsq.broker.frozen import FrozenQueue
 from trionsq.broker.inbox import WakeUp
 from trionsq.broker.runtime import Clock
+from trionsq.core.keys import KeyUnknown, PublishKey, TopicKeys
 from trionsq.core.queue import BackendBusy, BackendError
 from trionsq.core.round import Round
 from trionsq.core.topic import TopicState
@@ -61,6 +62,7 @@ class Topic:
         core: the state of the topic.
         channels: by name.
         exiting: whether the topic is being deleted; publishing fails then.
+        keys: of its idempotent publishes.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Topic:
         new_channel: Callable[[Topic, str, int | None], Channel],
         deleted: Callable[[Topic], Chore],
         channel_gone: Callable[[Topic, Channel], None],
+        keys: TopicKeys,
     ) -> None:
         """Create a topic.
 
@@ -81,11 +84,13 @@ class Topic:
             new_channel: creates a channel and starts its task.
             deleted: deletes an ephemeral topic after its last channel.
             channel_gone: is called with each deleted channel.
+            keys: of its idempotent publishes.
         """
         self.name = core.name
         self.core = core
         self.channels: dict[str, Channel] = {}
         self.exiting = False
+        self.keys = keys
         self.cancel_scope = trio.CancelScope()
         self._clock = clock
         self._chores = chores
@@ -194,6 +199,35 @@ class Topic:
             return self.core.publish(bodies, self._clock.now_ns(), defer_ms)
         except BackendError as error:
             raise PublishRefused(str(error)) from error
+
+    def publish_once(
+        self, key: PublishKey, bodies: Bodies, defer_ms: int = 0, epoch: str = ""
+    ) -> tuple[Round | None, bool]:
+        """As `publish`, unless that was done with this key before.
+
+        ``epoch``: of the nsqd that may have got it; empty if it is sent for the first time.
+
+        Returns the round that decides whether they are stored, and whether this is a repeat.
+
+        Raises:
+            KeyReused: other messages were published with the key.
+            KeyUnknown: that nsqd has ended, and the topic's keys with it.
+            PublishRefused: as `publish`.
+        """
+        if self.exiting:
+            raise PublishRefused("exiting")
+        now_s = self._clock.now_s()
+        known = self.keys.find(key, now_s)
+        if known is not None:
+            return known.round, True
+        if not self.has_log and epoch not in ("", self.keys.epoch):
+            raise KeyUnknown
+        try:
+            pending = self.core.publish(bodies, self._clock.now_ns(), defer_ms, key)
+        except BackendError as error:
+            raise PublishRefused(str(error)) from error
+        self.keys.add(key, now_s, pending)
+        return pending, False
 
     @property
     def will_make_room(self) -> bool:

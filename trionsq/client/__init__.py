@@ -1,6 +1,7 @@
 """A client of nsqd for trio programs: `Producer` and `Consumer`.
 
 - `producer`, `consumer`: the two classes that a program uses
+- `repeating`: publishes that are repeated, and stored once
 - `message`: messages and batches: iterating over them, handlers, answers
 - `config`, `errors`: the options and the exceptions
 - `handshake`, `connection`: one connection: first TCP, IDENTIFY, TLS, compression and AUTH, then
@@ -8,6 +9,7 @@
 - `subscribed_connection`: a consumer's connection after SUB, and the loop that makes it again
 - `flow`, `backoff`: how many messages each connection may send: RDY and backoff
 - `discovery`: polling nsqlookupd
+- `topiclog`: reading the log of a topic without a channel
 - `nursery`: tasks that outlive a cancellation for a moment
 
 ::
@@ -35,12 +37,15 @@ from trionsq.client.errors import (
     IdentifyError,
     LastLookupdError,
     NotConnectedError,
+    NotIdempotentError,
     ProtocolError,
     StoppedError,
+    UnknownOutcomeError,
     UpgradeError,
 )
 from trionsq.client.message import Batch, ConsumerStats, Message
 from trionsq.client.producer import Producer
+from trionsq.client.topiclog import LogRefusedError, TopicLogReader
 
 __all__ = [
     "AlreadyConnectedError",
@@ -58,11 +63,15 @@ __all__ = [
     "DiscoveryError",
     "IdentifyError",
     "LastLookupdError",
+    "LogRefusedError",
     "Message",
     "NotConnectedError",
+    "NotIdempotentError",
     "Phase",
     "Producer",
     "ProtocolError",
     "StoppedError",
+    "TopicLogReader",
+    "UnknownOutcomeError",
     "UpgradeError",
 ]

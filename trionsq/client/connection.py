@@ -146,7 +146,9 @@ class Connection:
         return f"<Connection {self.address} {state} waiting={len(self._replies)}>"
 
     @classmethod
-    async def open(cls, address: str, config: Config, dial: Dial = dial_tcp) -> Connection:
+    async def open(
+        cls, address: str, config: Config, dial: Dial = dial_tcp, *, idempotent: bool = False
+    ) -> Connection:
         """Connect to ``host:port`` and perform the handshake. Cancelling closes the socket.
 
         Raises:
@@ -169,7 +171,7 @@ class Connection:
         if config.max_msg_size:
             max_frame_bytes = config.max_msg_size + MESSAGE_META_BYTES + 4
         decoder = ColumnDecoder(max_frame_bytes)
-        handshake = Handshake(address, transport, config, decoder)
+        handshake = Handshake(address, transport, config, decoder, idempotent=idempotent)
         try:
             await handshake.run()
         except BaseException:

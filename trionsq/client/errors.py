@@ -18,8 +18,10 @@ __all__ = [
     "IdentifyError",
     "LastLookupdError",
     "NotConnectedError",
+    "NotIdempotentError",
     "ProtocolError",
     "StoppedError",
+    "UnknownOutcomeError",
     "UpgradeError",
 ]
 
@@ -56,6 +58,17 @@ class NotConnectedError(ClientError):
     """There is no connection, or it broke before nsqd answered.
 
     nsqd may or may not have executed the command.
+    """
+
+
+class NotIdempotentError(ConnectError):
+    """nsqd does not offer idempotent publishes: it is another one, or they are turned off."""
+
+
+class UnknownOutcomeError(NotConnectedError):
+    """Nobody can say whether nsqd has stored what an idempotent producer published.
+
+    nsqd did not come back in time, or it was started again and has forgotten.
     """
 
 

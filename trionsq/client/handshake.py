@@ -22,6 +22,7 @@ from trionsq.client.errors import (
     AuthRequiredError,
     ConnectError,
     IdentifyError,
+    NotIdempotentError,
     UpgradeError,
 )
 from trionsq.hostport import parse_address
@@ -65,15 +66,25 @@ class Handshake:
     """
 
     def __init__(
-        self, address: str, transport: Transport, config: Config, decoder: ColumnDecoder
+        self,
+        address: str,
+        transport: Transport,
+        config: Config,
+        decoder: ColumnDecoder,
+        *,
+        idempotent: bool = False,
     ) -> None:
-        """``decoder`` is the connection's: bytes after the last answer stay in it."""
+        """``decoder`` is the connection's: bytes after the last answer stay in it.
+
+        ``idempotent``: nsqd has to offer idempotent publishes.
+        """
         self.address = address
         self.transport = transport
         self.features: Mapping[str, Any] = {}
         self.tls: TlsInfo | None = None
         self._config = config
         self._decoder = decoder
+        self._idempotent = idempotent
 
     def __repr__(self) -> str:
         return f"<Handshake {self.address} {self.transport!r}>"
@@ -86,6 +97,7 @@ class Handshake:
         Raises:
             ConnectError: the connection broke, or nsqd did not answer in time.
             IdentifyError: nsqd refused IDENTIFY, or its answer cannot be understood.
+            NotIdempotentError: nsqd does not offer idempotent publishes.
             UpgradeError: nsqd does not offer the requested TLS, or a layer failed.
             AuthError: nsqd refused the secret, or requires one.
         """
@@ -106,8 +118,11 @@ class Handshake:
     # IDENTIFY
 
     async def _identify(self) -> None:
+        wishes = self._config.identity()
+        if self._idempotent:
+            wishes["idempotent_publish"] = True
         try:
-            await self._send(commands.MAGIC_V2 + commands.identify(self._config.identity()))
+            await self._send(commands.MAGIC_V2 + commands.identify(wishes))
             answer = await self._read_exact_answer()
         except (OSError, FrameError) as error:
             raise ConnectError(f"{self.address}: {error}") from error
@@ -131,6 +146,8 @@ class Handshake:
         if self._config.tls_v1 and not features.get("tls_v1"):
             # Otherwise someone between client and nsqd could prevent TLS.
             raise UpgradeError(f"{self.address}: tls_v1 is set, and nsqd does not offer TLS")
+        if self._idempotent and features.get("idempotent_publish") is not True:
+            raise NotIdempotentError(f"{self.address}: nsqd does not offer idempotent publishes")
         return features
 
     # TLS, deflate, snappy

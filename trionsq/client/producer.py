@@ -6,7 +6,8 @@ Spec: client, section 2.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
@@ -14,9 +15,16 @@ import trio
 
 from trionsq.client.config import Config
 from trionsq.client.connection import Connection, Reply
-from trionsq.client.errors import ConnectError, NotConnectedError, StoppedError
+from trionsq.client.errors import (
+    ClientError,
+    ConnectError,
+    NotConnectedError,
+    ProtocolError,
+    StoppedError,
+)
 from trionsq.client.handshake import Dial, dial_tcp
 from trionsq.client.nursery import ShieldedNursery
+from trionsq.client.repeating import KeyedCommand, Repeater
 from trionsq.wire import commands
 
 __all__ = ["Producer"]
@@ -41,14 +49,26 @@ class Producer:
 
     When a publish returns, nsqd has accepted the message. When it raises NotConnectedError or is
     cancelled, nsqd may have accepted the message or not. The producer never retries by itself.
+
+    With ``idempotent=True`` it does: each publish has a key, and is sent again over new connections
+    to the same nsqd, which stores it once. If nsqd does not come back within ``retry_s``, or has
+    forgotten its keys, the publish raises UnknownOutcomeError. An nsqd that does not offer this is
+    a NotIdempotentError. docs/idempotency.md says what nsqd promises.
     """
 
     def __init__(
-        self, *nsqd_tcp_addresses: str, config: Config | None = None, dial: Dial = dial_tcp
+        self,
+        *nsqd_tcp_addresses: str,
+        config: Config | None = None,
+        idempotent: bool = False,
+        retry_s: float = 30.0,
+        dial: Dial = dial_tcp,
     ) -> None:
         """Args:
             nsqd_tcp_addresses: ``host:port``, one or more.
             config: options.
+            idempotent: repeat a publish whose answer was lost; it is stored once.
+            retry_s: for how long, in seconds; less than nsqd's --idempotency-window.
             dial: makes connections; for tests.
 
         Raises:
@@ -65,6 +85,7 @@ class Producer:
         self._connect_lock = trio.Lock()
         self._connection: Connection | None = None
         self._is_stopped = False
+        self._repeater = Repeater(self._connected, retry_s) if idempotent else None
 
     def __repr__(self) -> str:
         state = "stopped" if self._is_stopped else repr(self._connection)
@@ -104,24 +125,35 @@ class Producer:
             ValueError: an invalid name or an empty body; nothing was sent.
             ProtocolError: nsqd refused the message, and closes the connection.
             ConnectError: no nsqd can be reached.
-            NotConnectedError: the connection broke before the answer.
+            NotConnectedError: the connection broke before the answer; of an idempotent producer
+                it is an UnknownOutcomeError, after ``retry_s``.
             StoppedError: used outside ``async with``.
         """
-        await self._execute(commands.publish(topic, body))
+        if self._repeater is None:
+            await self._execute(commands.publish(topic, body))
+        else:
+            await self._repeater.publish(partial(commands.publish, topic, body))
 
     async def publish_many(self, topic: str, bodies: Sequence[bytes]) -> None:
         """Publish all messages or none, with one command (MPUB). This is the fastest way.
 
         Raises as `publish`.
         """
-        await self._execute(commands.publish_many(topic, bodies))
+        if self._repeater is None:
+            await self._execute(commands.publish_many(topic, bodies))
+        else:
+            await self._repeater.publish(partial(commands.publish_many, topic, bodies))
 
     async def publish_deferred(self, topic: str, body: bytes, delay_s: float) -> None:
         """Publish a message that is delivered after ``delay_s`` seconds or later.
 
         Raises as `publish`; ProtocolError also if the delay exceeds nsqd's --max-req-timeout.
         """
-        await self._execute(commands.publish_deferred(topic, round(delay_s * 1000), body))
+        delay_ms = round(delay_s * 1000)
+        if self._repeater is None:
+            await self._execute(commands.publish_deferred(topic, delay_ms, body))
+        else:
+            await self._repeater.publish(partial(commands.publish_deferred, topic, delay_ms, body))
 
     async def begin_publish(self, topic: str, body: bytes) -> Reply[bytes]:
         """Send a message without waiting for nsqd's answer: ``await reply.wait()`` later returns
@@ -129,10 +161,21 @@ class Producer:
 
         For one task with many unconfirmed messages. Waits only for a connection, while 1 MiB is
         unsent, and while 65,536 messages are unconfirmed. Raises as `publish`, but no
-        ProtocolError.
+        ProtocolError. An idempotent producer has a task for each message.
         """
+        if self._repeater is not None:
+            return await self._begin_repeating(partial(commands.publish, topic, body))
         command = commands.publish(topic, body)
         return (self._ready_connection() or await self._connected()).request(command)
+
+    async def _begin_repeating(self, command: KeyedCommand) -> Reply[bytes]:
+        assert self._repeater is not None
+        command(b"key", b"")  # an invalid one raises here
+        await self._connected()
+        assert self._tasks is not None
+        reply = Reply[bytes]()
+        self._tasks.start_soon(_fulfil, reply, self._repeater, command)
+        return reply
 
     async def ping(self) -> None:
         """Connect if there is no connection, and send NOP. Raises as `publish`."""
@@ -164,17 +207,25 @@ class Producer:
             if connection.is_open:
                 return connection
 
+    def _next_addresses(self) -> Iterator[str]:
+        if self._repeater is not None and self._repeater.unanswered:
+            yield self.nsqd_address  # what may be stored can be repeated there only
+            return
+        for _ in self._addresses:
+            # If this connection breaks later, the next one goes to the next address.
+            self._next += 1
+            yield self._addresses[(self._next - 1) % len(self._addresses)]
+
     async def _connect(self, tasks: trio.Nursery) -> Connection:
         async with self._connect_lock:
             if self._connection is not None and self._connection.is_open:
                 return self._connection
             failures = []
-            for _ in self._addresses:
-                address = self._addresses[self._next % len(self._addresses)]
-                # If this connection breaks later, the next one goes to the next address.
-                self._next += 1
+            for address in self._next_addresses():
                 try:
-                    connection = await Connection.open(address, self.config, self._dial)
+                    connection = await Connection.open(
+                        address, self.config, self._dial, idempotent=self._repeater is not None
+                    )
                 except ConnectError as error:
                     failures.append(error)
                     log.warning("%s", error)
@@ -188,3 +239,15 @@ class Producer:
             if len(failures) == 1:
                 raise failures[0]
             raise ConnectError("; ".join(map(str, failures)))
+
+
+async def _fulfil(reply: Reply[bytes], repeater: Repeater, command: KeyedCommand) -> None:
+    try:
+        await repeater.publish(command)
+    except (ClientError, ProtocolError) as error:
+        reply.set_error(error)
+    else:
+        reply.set_value(b"OK")
+    finally:
+        if not reply.is_done:
+            reply.set_error(StoppedError("the producer was stopped"))

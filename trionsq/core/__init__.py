@@ -2,6 +2,7 @@
 
 - `batch`, `ids`: messages published together, and their ids
 - `queue`: messages that wait in memory, and the interface of the backend for what is over
+- `keys`: which publishes are repeated ones
 - `topic`: `TopicState` admits messages and hands them to its channels
 - `channel`: `ChannelState`, the state of a channel; `dispatch` delivers to clients with credit
 - `recovered`: the queue of a channel, without the copies that an unclean end left

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Protocol
 
+from trionsq.core.keys import PublishKey
 from trionsq.wire.bodies import Bodies, ListBodies
 
 __all__ = ["Column", "ListColumn", "MessageBatch", "Segment", "join_segments", "sampled"]
@@ -45,9 +46,11 @@ class MessageBatch:
         stamps: when each message was published, 8 bytes each (big endian); None if all are equal.
         defer_ms: delay before the first delivery on each channel (DPUB), else 0.
         sequences: the place of each message in its topic's log; None if there is no log.
+        key: with which they were published, None without.
     """
 
-    __slots__ = ("bodies", "count", "defer_ms", "ids", "sequences", "stamps", "timestamp_ns")
+    __slots__ = ("bodies", "count", "defer_ms", "ids", "key", "sequences", "stamps",
+                 "timestamp_ns")  # fmt: skip
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class MessageBatch:
         defer_ms: int = 0,
         stamps: Column | None = None,
         sequences: Sequence[int] | None = None,
+        key: PublishKey | None = None,
     ) -> None:
         self.bodies = bodies
         self.count = bodies.count
@@ -65,6 +69,7 @@ class MessageBatch:
         self.defer_ms = defer_ms
         self.stamps = stamps
         self.sequences = sequences
+        self.key = key
 
     def __repr__(self) -> str:
         return f"<MessageBatch of {self.count}, {self.bodies.nbytes} bytes>"

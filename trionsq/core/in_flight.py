@@ -43,9 +43,10 @@ class InFlight:
         count: messages in flight.
         timeout_count: messages that timed out since the start.
         epoch: how often the channel was emptied.
+        compacts: whether deliveries may be compacted: not while somebody looks at them in turns.
     """
 
-    __slots__ = ("_checks", "_disconnected", "_store", "_wake_at", "count", "epoch",
+    __slots__ = ("_checks", "_disconnected", "_store", "_wake_at", "compacts", "count", "epoch",
                  "subscriptions", "timeout_count")  # fmt: skip
 
     def __init__(self, store: Store, wake_at: Callable[[float], None]) -> None:
@@ -54,6 +55,7 @@ class InFlight:
         self.count = 0
         self.timeout_count = 0
         self.epoch = 0
+        self.compacts = True
         self._store = store
         self._wake_at = wake_at
         self._disconnected: Roster[Subscription] = Roster()
@@ -136,7 +138,8 @@ class InFlight:
             if subscription.gives_back or subscription.next_deadline_s() <= now_s:
                 next_check_s = now_s
             else:
-                cost += subscription.compact(now_s - COMPACT_AFTER_S)
+                if self.compacts:
+                    cost += subscription.compact(now_s - COMPACT_AFTER_S)
                 next_check_s = min(subscription.next_deadline_s(), next_check_s)
         finally:
             if subscription.in_flight:

@@ -14,6 +14,7 @@ from trionsq.core.batch import MessageBatch, Segment
 from trionsq.core.channel import ChannelState
 from trionsq.core.containers import Roster, free
 from trionsq.core.ids import IdSource
+from trionsq.core.keys import PublishKey
 from trionsq.core.queue import Backend, BackendError, Store
 from trionsq.core.recovered import Recovered
 from trionsq.core.round import Round
@@ -114,15 +115,18 @@ class TopicState:
         """The channel that had no room for the last segment."""
         return self._fan_out.next if self._fan_out and self.error is not None else None
 
-    def publish(self, bodies: Bodies, now_ns: int, defer_ms: int = 0) -> Round | None:
-        """Queue messages: all of them, or none.
+    def publish(
+        self, bodies: Bodies, now_ns: int, defer_ms: int = 0, key: PublishKey | None = None
+    ) -> Round | None:
+        """Queue messages: all of them, or none. A log keeps the ``key`` with them.
 
         Returns the round that decides whether they are stored; None if they are.
 
         Raises:
             BackendError: there is no room for them.
         """
-        batch = MessageBatch(bodies, self.ids.next_ids(bodies.count, now_ns), now_ns, defer_ms)
+        ids = self.ids.next_ids(bodies.count, now_ns)
+        batch = MessageBatch(bodies, ids, now_ns, defer_ms, key=key)
         self.store.append(Segment(batch, 0, batch.count))
         self.message_count += batch.count
         self.message_bytes += bodies.nbytes

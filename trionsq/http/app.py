@@ -11,12 +11,15 @@ from quart import Response, request
 from quart_trio import QuartTrio
 
 from trionsq.broker.broker import Broker
+from trionsq.broker.chores import in_turns
 from trionsq.broker.topic import PublishRefused, Topic, until_safe
+from trionsq.core.keys import KeyReused, PublishKey, digest_steps
 from trionsq.http.admin import Administration, Configuration
 from trionsq.http.debug import Debugging
+from trionsq.http.logread import LogReading
 from trionsq.http.metrics import metrics_page
 from trionsq.http.peek import Peeking
-from trionsq.http.publish import LineSplitter, PublishRules, in_turns
+from trionsq.http.publish import LineSplitter, PublishRules
 from trionsq.http.seeking import Seeking
 from trionsq.http.settings import Settings
 from trionsq.http.stats import Statistics
@@ -87,6 +90,7 @@ def _endpoints(broker: Broker, gate: Gate) -> Iterable[Endpoint]:
         ("GET", "/topic/settings", settings.get),
         ("POST", "/topic/settings", settings.post),
         ("POST", "/topic/note_damage", settings.note_damage),
+        ("GET", "/topic/log", LogReading(broker, admin).read),
         ("GET", "/topic/peek", peeking.topic),
         ("GET", "/channel/peek", peeking.channel),
         ("POST", "/channel/create", seeking.create_channel),
@@ -120,8 +124,7 @@ class Publishing:
         values = query()
         topic = self._rules.topic(values)
         defer_ms = self._rules.defer_ms(values)
-        await self._publish(topic, "PUB", ListBodies([body]), defer_ms)
-        return text("OK")
+        return await self._publish(topic, "PUB", ListBodies([body]), defer_ms)
 
     async def mpub(self) -> Response:
         """POST /mpub: a message on each line, or with lengths. All are queued, or none."""
@@ -130,9 +133,7 @@ class Publishing:
         values = query()
         topic = self._rules.topic(values)
         bodies = await (self._counted(values) if self._rules.is_binary(values) else self._lines())
-        if bodies is not None:
-            await self._publish(topic, "MPUB", bodies)
-        return text("OK")
+        return text("OK") if bodies is None else await self._publish(topic, "MPUB", bodies)
 
     async def _lines(self) -> Bodies | None:
         splitter = LineSplitter(self._rules.max_msg_bytes, self._rules.max_body_bytes)
@@ -151,13 +152,27 @@ class Publishing:
             body += piece
         return await in_turns(self._rules.messages(values, bytes(body[:limit])))
 
-    async def _publish(self, topic: Topic, command: str, bodies: Bodies, defer_ms: int = 0) -> None:
+    async def _publish(
+        self, topic: Topic, command: str, bodies: Bodies, defer_ms: int = 0
+    ) -> Response:
+        key = self._rules.key(request.headers.getlist("Idempotency-Key"))
         if (prepared := topic.claim_wait()) is not None:
             await prepared.wait()
+        digest = b"" if key is None else await in_turns(digest_steps(bodies, defer_ms))
         await topic.wait_for_room(bodies.count)
+        is_repeat = False
         try:
-            pending = topic.publish(bodies, defer_ms)
+            if key is None:
+                pending = topic.publish(bodies, defer_ms)
+            else:
+                pending, is_repeat = topic.publish_once(PublishKey(key, digest), bodies, defer_ms)
             if pending is not None:
                 await until_safe(pending)
         except PublishRefused as refused:
             raise self._rules.refusal(topic, command, refused) from refused
+        except KeyReused as error:
+            raise HttpError(422, "IDEMPOTENCY_KEY_REUSED") from error
+        response = text("OK")
+        if is_repeat:
+            response.headers["Idempotent-Replayed"] = "true"
+        return response

@@ -18,6 +18,7 @@ from typing import Final
 
 import trio
 
+from trionsq.broker.chores import in_turns
 from trionsq.broker.topic import PublishRefused, until_safe
 from trionsq.core.round import Round
 from trionsq.http.fast_path import FastPath, Wait
@@ -28,7 +29,6 @@ from trionsq.http.fast_requests import (
     Target,
     is_unknown_start,
 )
-from trionsq.http.publish import in_turns
 from trionsq.transports.transport import MAX_FULL_READS, READS_PER_TRIAL, Transport
 from trionsq.web.limits import PaceWatch
 from trionsq.web.protocol import HttpError, parse_query

@@ -39,8 +39,8 @@ _HEAD: Final = re.compile(
 )
 # Headers that affect the meaning of the request or its response.
 _MEANINGFUL: Final = re.compile(
-    rb"^(connection|content-length|expect|host|origin|sec-fetch-site|transfer-encoding|upgrade)"
-    rb":([^\r]*+)",
+    rb"^(connection|content-length|expect|host|idempotency-key|origin|sec-fetch-site"
+    rb"|transfer-encoding|upgrade):([^\r]*+)",
     re.IGNORECASE | re.MULTILINE,
 )
 _LENGTH: Final = re.compile(rb"[0-9]{1,15}")

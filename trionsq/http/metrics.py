@@ -16,6 +16,7 @@ from trionsq.broker.broker import Broker
 from trionsq.broker.channel import Channel
 from trionsq.broker.logs import durability_of, log_of
 from trionsq.broker.topic import Topic
+from trionsq.core.keys import KeyWindow
 from trionsq.core.latency import quantiles
 from trionsq.storage.log.figures import StateFigures
 from trionsq.storage.log.retention import Retention
@@ -119,6 +120,14 @@ _PROCESS: Final = (
     counter("nsqd_broken_invariants", "Checks that found counters which do not add up: a defect."),
     gauge("nsqd_disk_faults", "Queues and files with a fault; 0 is healthy."),
 )
+_KEYS: Final = (
+    gauge("nsqd_idempotency_keys", "Keys of idempotent publishes in memory."),
+    counter(
+        "nsqd_idempotency_keys_forgotten_early",
+        "Keys forgotten within --idempotency-window, because there were --idempotency-max-keys.",
+    ),
+)
+_KEYED: Final = counter("nsqd_idempotent_publishes", "Publishes with a key, by what became of it.")
 _DEFECTS: Final = counter("nsqd_defects", "Unexpected exceptions, by the part of nsqd that failed.")
 _REFUSED: Final = counter(
     "nsqd_connections_refused", "TCP connections closed at once, by the limit that was reached."
@@ -173,6 +182,7 @@ async def _gather(broker: Broker, gate: Gate) -> Sequence[MetricSet]:
         build_info("nsqd"),
         *_process(broker, await _queued_output_bytes(broker)),
         *gate_metrics("nsqd", gate),
+        *_keys(broker.registry.keys),
         *_logs(broker),
         storages,
         logs,
@@ -243,6 +253,18 @@ def _log(topic_log: TopicLog, damaged_count: int, kept: Retention) -> list[float
         None if last_ns is None else last_ns / 1e9,
         kept.time_ns / 1e9,
         kept.nbytes,
+    ]
+
+
+def _keys(keys: KeyWindow) -> list[MetricSet]:
+    results = {
+        "stored": keys.stored_count,
+        "repeated": keys.repeated_count,
+        "refused": keys.reused_count,
+    }
+    return [
+        Table(_KEYS, [({}, [len(keys), keys.early_count])]),
+        _one(_KEYED, [({"result": result}, [count]) for result, count in results.items()]),
     ]
 
 

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from itertools import accumulate
-from typing import Final, TypeVar
-
-import trio
+from typing import Final
 
 from trionsq.broker.broker import Broker
 from trionsq.broker.topic import PublishRefused, Topic
@@ -22,13 +20,14 @@ from trionsq.web.protocol import HttpError, Query, valid_topic_name
 from trionsq.wire.bodies import Bodies, ListBodies, PackedBodies
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.mpub import parse_counted
+from trionsq.wire.names import is_valid_key
 
-__all__ = ["LineSplitter", "PublishRules", "in_turns"]
-
-T = TypeVar("T")
+__all__ = ["LineSplitter", "PublishRules"]
 
 # No delay within --max-req-timeout has so many digits.
 _MILLISECONDS = re.compile(rb"[+-]?[0-9]{1,30}")
+# A key may be a string of RFC 8941, or stand alone.
+_QUOTED = re.compile(rb'"(.*)"')
 # Bytes of a text body that are split in one step: 5 ms if every second byte is a newline.
 _MAX_STEP_BYTES: Final = 32 * 1024
 # Larger bodies are kept in one object: freeing a million small objects takes 20 ms.
@@ -90,6 +89,21 @@ class PublishRules:
             raise HttpError(400, "INVALID_DEFER")
         return int(delay)
 
+    def key(self, headers: Sequence[str]) -> bytes | None:
+        """Return the key of an idempotent publish; None without one, or if keys are ignored.
+
+        Raises:
+            HttpError: INVALID_IDEMPOTENCY_KEY.
+        """
+        if not headers or not self._broker.registry.keys.is_open:
+            return None
+        text = headers[0].encode("latin-1", "replace").strip()
+        quoted = _QUOTED.fullmatch(text)
+        key = text if quoted is None else quoted[1]
+        if len(headers) > 1 or not is_valid_key(key):
+            raise HttpError(400, "INVALID_IDEMPOTENCY_KEY")
+        return key
+
     def is_binary(self, values: Query) -> bool:
         """Whether each message has its length before it: any ``binary`` but ``0`` and ``false``."""
         return values.get(b"binary", b"0") not in (b"0", b"false")
@@ -117,17 +131,6 @@ class PublishRules:
             yield
             splitter.feed(body[start : start + _MAX_STEP_BYTES])
         return splitter.finish()
-
-
-async def in_turns(steps: Generator[None, None, T]) -> T:
-    """Run all steps and return the result; other tasks run between the steps."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        await trio.lowlevel.checkpoint()
 
 
 class LineSplitter:

@@ -20,12 +20,12 @@ from trionsq.web.request import query
 from trionsq.web.responses import json_document
 from trionsq.wire.names import is_ephemeral
 
-__all__ = ["Seeking"]
+__all__ = ["TOPIC_HAS_NO_LOG", "Seeking", "position_argument"]
 
 log = logging.getLogger("trionsq")
 
 _POSITIONS: Final = "beginning, end, a time such as 2026-01-31T12:00:00Z, or a sequence"
-_NO_LOG: Final = "TOPIC_HAS_NO_LOG: the default engine keeps no message that was finished"
+TOPIC_HAS_NO_LOG: Final = "TOPIC_HAS_NO_LOG: the default engine keeps no message that was finished"
 _EPHEMERAL: Final = "EPHEMERAL_CHANNEL_HAS_NO_POSITION: its messages are only in memory"
 
 
@@ -38,7 +38,7 @@ class Seeking:
     async def create_channel(self) -> Response:
         """POST /channel/create: the topic must exist; ``from`` says where the channel begins."""
         topic, name = self._admin.topic_and_channel_name()
-        wanted = _position(b"from")
+        wanted = position_argument(b"from")
         if wanted is None:
             return await self._admin.create_channel()
         if topic.has_log and is_ephemeral(name):
@@ -47,7 +47,7 @@ class Seeking:
         def find() -> Topic:
             topic, name = self._admin.topic_and_channel_name()
             if not topic.has_log:
-                raise HttpError(400, _NO_LOG)
+                raise HttpError(400, TOPIC_HAS_NO_LOG)
             if name in topic.channels:
                 raise HttpError(409, "CHANNEL_EXISTS: /channel/seek moves it")
             return topic
@@ -60,7 +60,7 @@ class Seeking:
 
     async def seek_channel(self) -> Response:
         """POST /channel/seek: forget what the channel has, and go on at the position ``to``."""
-        wanted = _position(b"to")
+        wanted = position_argument(b"to")
         channel = self._admin.existing_channel()
         if wanted is None:
             raise HttpError(400, "MISSING_ARG_TO")
@@ -69,7 +69,7 @@ class Seeking:
             topic, _ = self._admin.topic_and_channel_name()
             channel = self._admin.existing_channel()
             if not topic.has_log:
-                raise HttpError(400, _NO_LOG)
+                raise HttpError(400, TOPIC_HAS_NO_LOG)
             if cursor_of(channel) is None:
                 raise HttpError(400, _EPHEMERAL)
             return channel
@@ -89,7 +89,12 @@ class Seeking:
         return json_document({"sequence": sequence, "time": time})
 
 
-def _position(name: bytes) -> WantedPosition | None:
+def position_argument(name: bytes) -> WantedPosition | None:
+    """Return a parameter that is a position; None if it lacks.
+
+    Raises:
+        HttpError: INVALID_ARG_ and its name.
+    """
     value = query().get(name)
     if value is None:
         return None

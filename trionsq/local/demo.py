@@ -16,8 +16,8 @@ from typing import Final
 import trio
 
 from trionsq.client import ClientError, Config, Consumer, Producer, ProtocolError
-from trionsq.local.main import run, table
 from trionsq.local.up.cluster import Cluster
+from trionsq.local.up.command import run, table
 from trionsq.local.up.options import UpOptions, read_options
 
 __all__ = ["main"]

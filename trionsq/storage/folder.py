@@ -24,6 +24,7 @@ __all__ = [
     "Job",
     "JobDefects",
     "JobDone",
+    "NextJob",
     "OpenQueue",
     "Queue",
     "error_text",
@@ -86,6 +87,9 @@ Job = Callable[[], None]
 JobDone = Callable[[Exception | None], None]
 """Gets the exception of a job, or None. An OSError is the disk's, any other is our defect."""
 
+NextJob = Callable[[], tuple[Job, JobDone] | None]
+"""Returns the next job of a series, or None: the series has ended. For any thread."""
+
 
 class JobDefects:
     """Unexpected exceptions of jobs and of their `JobDone` functions.
@@ -126,6 +130,13 @@ class Background(Protocol):
         """Run ``job``, usually in a thread; then call ``done`` with its exception, if any.
 
         `submit` is called, and calls ``done`` exactly once, in the broker's thread.
+        """
+
+    def submit_series(self, next_job: NextJob) -> None:
+        """Run jobs one after the other, as `submit` does each, until ``next_job`` returns None.
+
+        It is called at once, and behind each job: then in the job's thread, perhaps before ``done``
+        of that is called. The ``done`` have the order of the jobs.
         """
 
     async def wait_idle(self) -> None:

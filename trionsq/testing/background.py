@@ -12,9 +12,9 @@ from typing import Final
 
 import trio
 
-from trionsq.storage.folder import Job, JobDefects, JobDone
+from trionsq.storage.folder import Job, JobDefects, JobDone, NextJob
 
-__all__ = ["DelayedBackground", "HeldBackground", "InlineBackground"]
+__all__ = ["DelayedBackground", "HeldBackground", "InlineBackground", "submit_in_turn"]
 
 _MAX_JOBS: Final = 10_000
 
@@ -44,6 +44,9 @@ class InlineBackground:
             self._runs = False
             self._waiting.clear()
 
+    def submit_series(self, next_job: NextJob) -> None:
+        submit_in_turn(self.submit, next_job)
+
     async def wait_idle(self) -> None:
         return None
 
@@ -72,6 +75,9 @@ class HeldBackground:
     def submit(self, job: Job, done: JobDone) -> None:
         self.submitted += 1
         self._waiting.append((job, done))
+
+    def submit_series(self, next_job: NextJob) -> None:
+        submit_in_turn(self.submit, next_job)
 
     def start_one(self) -> None:
         """Run the next job without calling its ``done``.
@@ -138,9 +144,31 @@ class DelayedBackground:
 
         self._run_later(run)
 
+    def submit_series(self, next_job: NextJob) -> None:
+        submit_in_turn(self.submit, next_job)
+
     async def wait_idle(self) -> None:
         while self._jobs:
             await self._idle.wait()
+
+
+def submit_in_turn(submit: Callable[[Job, JobDone], None], next_job: NextJob) -> None:
+    """Submit the jobs of a series: each next one is taken when the one before it has run, and
+    submitted before the ``done`` of that is called."""
+    work = next_job()
+    if work is None:
+        return
+    job, done = work
+
+    def run() -> None:
+        try:
+            job()
+        except Exception:
+            submit_in_turn(submit, next_job)
+            raise
+        submit_in_turn(submit, next_job)
+
+    submit(run, done)
 
 
 def _error_of(job: Job, defects: JobDefects) -> Exception | None:

@@ -134,6 +134,10 @@ class SimulatedDisk:
         with self._lock:
             self._folder.change_durably(((name, FileContent(data)),))
 
+    def uncertain_files(self) -> set[str]:
+        """Return the names of files that may lose content, or that name, for a sync failed."""
+        return self._folder.uncertain()
+
     @property
     def open_files(self) -> int:
         """Number of open files."""
@@ -237,10 +241,8 @@ class SimulatedDisk:
         self._perform("unlink", (name,), unlink)
 
     def names(self) -> list[str]:
-        def names() -> list[str]:
-            return self._random.sample(sorted(self._folder.names), len(self._folder.names))
-
-        return self._perform("names", ("",), names)
+        known = self._folder.names
+        return self._perform("names", ("",), lambda: self._random.sample(sorted(known), len(known)))
 
     def sync_folder(self) -> None:
         folder = self._folder

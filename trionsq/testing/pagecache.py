@@ -35,6 +35,10 @@ class _History(Generic[_Change]):
         """Yield each change, and whether it is durable."""
         return ((change, state is _ChangeState.DURABLE) for change, state in self._changes)
 
+    def uncertain(self) -> list[_Change]:
+        """Return the changes whose sync failed: they may get lost."""
+        return [change for change, state in self._changes if state is _ChangeState.UNCERTAIN]
+
     def add(self, change: _Change, state: _ChangeState = _ChangeState.DIRTY) -> None:
         self._changes.append((change, state))
 
@@ -112,6 +116,11 @@ class FolderNames:
 
     def mark_uncertain(self) -> None:
         self._mark(_ChangeState.UNCERTAIN)
+
+    def uncertain(self) -> set[str]:
+        """Return the names whose content or meaning may get lost, for a sync failed."""
+        found = {name for name, file in self.names.items() if file.history.uncertain()}
+        return found.union(name for change in self.history.uncertain() for name, _ in change)
 
     def _mark(self, new_state: _ChangeState) -> None:
         for change in self.history.mark(new_state):

@@ -153,6 +153,7 @@ def checked_options(
     argv: Sequence[str] | None,
     early_refusal: Callable[[C], str],
     refusal: Callable[[C], str],
+    has_addresses: Callable[[C], bool] = lambda options: False,
 ) -> C:
     """Read and check the options of a tool that consumes messages.
 
@@ -163,6 +164,7 @@ def checked_options(
         early_refusal: returns why the options are refused, or ""; checked before the addresses,
             because the original reports errors in this order.
         refusal: the same, checked after the addresses.
+        has_addresses: checks addresses of another kind, and returns whether these count.
 
     Raises:
         SystemExit: 0 after --help or --version, 2 after an unknown flag, 1 after other refusals.
@@ -170,7 +172,8 @@ def checked_options(
     checked, _ = read_options(options, tool, sys.argv[1:] if argv is None else argv)
     if reason := early_refusal(checked):
         die(reason)
-    one_kind_of_address(checked.nsqd_tcp_address, checked.lookupd_http_address)
+    if not has_addresses(checked):
+        one_kind_of_address(checked.nsqd_tcp_address, checked.lookupd_http_address)
     if reason := refusal(checked):
         die(reason)
     return checked

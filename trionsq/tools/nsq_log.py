@@ -13,15 +13,14 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from trionsq import durations
 from trionsq.core.batch import MessageBatch
-from trionsq.options import BOOL, INT, STRING, choice, option
 from trionsq.storage.log.batches import parse_batch
 from trionsq.storage.log.format import FormatError, RecordHead, UnsupportedError
 from trionsq.storage.log.ranges import unpack_open
-from trionsq.storage.log.rows import StateContent, StoredChannel
+from trionsq.storage.log.rows import StateContent
 from trionsq.tools.common import exit_with_usage, read_options
 from trionsq.tools.nsq_log_backup import backup, restore
 from trionsq.tools.nsq_log_folder import (
@@ -32,6 +31,7 @@ from trionsq.tools.nsq_log_folder import (
     TopicSegments,
     held_count,
 )
+from trionsq.tools.nsq_log_output import LogOutput, NsqLogOptions
 from trionsq.tools.nsq_log_verify import stretch, verify
 
 _TOOL: Final = "nsq_log"
@@ -41,23 +41,6 @@ _USAGE: Final = (
     f"       {_TOOL} backup --nsqd-http-address=HOST:PORT NAME\n"
     f"       {_TOOL} restore BACKUP DATA_PATH"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NsqLogOptions:
-    """The flags."""
-
-    version: bool = option("version", False, BOOL, "print the version and exit")
-    topic: str = option("topic", "", STRING, "only this topic; cat needs it")
-    incarnation: int = option("incarnation", 0, INT, "cat: the topic's number (0: the highest)")
-    from_sequence: int = option("from-sequence", 0, INT, "cat: the first sequence")
-    count: int = option("count", 0, INT, "cat: how many messages (0: all)")
-    format: str = option(
-        "format", "json", choice("form", "json", "raw"), "cat: json lines, or raw bodies by line"
-    )
-    nsqd_http_address: str = option(
-        "nsqd-http-address", "", STRING, "backup: the nsqd whose logs to back up"
-    )
 
 
 # stat
@@ -76,31 +59,50 @@ class _Counts:
 def _stat(log: LogFolder) -> None:
     """Print a row for each topic, and one for each of its channels if the state is there."""
     rows = {row.number: row for row in log.state.topics} if log.state else {}
+    topics = log.output.document["topics"] = list[dict[str, Any]]()
     for topic in log.topics:
         counts = _count(log, topic)
         text = f"{topic.topic} incarnation {topic.incarnation}:"
         text += f" {len(topic.segments)} segments, {counts.nbytes} bytes"
         text += f", {counts.messages} messages"
+        document: dict[str, Any] = {
+            "topic": topic.topic,
+            "incarnation": topic.incarnation,
+            "segments": len(topic.segments),
+            "bytes": counts.nbytes,
+            "messages": counts.messages,
+        }
         if counts.first is not None and counts.last is not None:
-            text += f", sequences {counts.first.sequence} to {counts.last.next_sequence - 1}"
-            text += f", {_time(counts.first.timestamp_ns)} to {_time(counts.last.timestamp_ns)}"
+            first, last = counts.first.sequence, counts.last.next_sequence - 1
+            begin, end = _time(counts.first.timestamp_ns), _time(counts.last.timestamp_ns)
+            text += f", sequences {first} to {last}, {begin} to {end}"
+            document |= {"first": first, "last": last, "begin": begin, "end": end}
         if topic.incarnation in rows:
             row = rows[topic.incarnation]
             text += f", durability {row.durability}" + (", paused" if row.paused else "")
-        print(text)
+            document |= {"durability": row.durability, "paused": row.paused}
+        log.output.line(text)
+        topics.append(document)
         if log.state is not None:
-            for channel in log.state.channels:
-                if channel.topic == topic.incarnation:
-                    print(f"  channel {channel.name}: {_channel_text(log.state, channel)}")
+            document["channels"] = list(_stat_channels(log, log.state, topic))
 
 
-def _channel_text(state: StateContent, channel: StoredChannel) -> str:
-    opened, skipped = unpack_open(channel.open)
-    lag = channel.frontier - channel.next - skipped
-    return (
-        f"next {channel.next}, lag {lag}, open {sum(one.count for one in opened)},"
-        f" held {held_count(state, channel)}{', paused' if channel.paused else ''}"
-    )
+def _stat_channels(
+    log: LogFolder, state: StateContent, topic: TopicSegments
+) -> Iterator[dict[str, Any]]:
+    for channel in state.channels:
+        if channel.topic != topic.incarnation:
+            continue
+        opened, skipped = unpack_open(channel.open)
+        document = {
+            "next": channel.next,
+            "lag": channel.frontier - channel.next - skipped,
+            "open": sum(one.count for one in opened),
+            "held": held_count(state, channel),
+        }
+        text = ", ".join(f"{name} {value}" for name, value in document.items())
+        log.output.line(f"  channel {channel.name}: {text}{', paused' if channel.paused else ''}")
+        yield {"channel": channel.name, **document, "paused": channel.paused}
 
 
 def _count(log: LogFolder, topic: TopicSegments) -> _Counts:
@@ -242,30 +244,55 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: 0 after --help or --version, 2 after a usage error.
     """
-    options, (command, path, *others) = _read_line(sys.argv[1:] if argv is None else argv)
+    options, (command, *paths) = _read_line(sys.argv[1:] if argv is None else argv)
+    return run(command, paths, options)
+
+
+def run(command: str, paths: Sequence[str], options: NsqLogOptions, tool: str = _TOOL) -> int:
+    """Run one command and return its exit code, as `main`.
+
+    Args:
+        command: verify, stat, cat, backup or restore.
+        paths: what it is for: folders, or the name of a backup.
+        options: checked flags.
+        tool: the name before each line on stderr.
+    """
+    output = LogOutput(tool, as_json=options.json and command != "cat")
     try:
-        if command == "backup":
-            return backup(options.nsqd_http_address, path)
-        if command == "restore":
-            return restore(path, others[0])
-        log = LogFolder(path, options.topic)
-        if command == "verify":
-            verify(log)
-        elif command == "stat":
-            _stat(log)
-        else:
-            _cat(log, options, sys.stdout.buffer)
+        code = _try(command, paths, options, output)
+        output.finish()
         sys.stdout.flush()
     except BrokenPipeError:
         # What is still in the buffer must not fail at the end of the process.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return GOOD
+    return code
+
+
+def _try(command: str, paths: Sequence[str], options: NsqLogOptions, output: LogOutput) -> int:
+    try:
+        return _run(command, paths, options, output)
+    except BrokenPipeError:
+        raise
     except OSError as error:
-        print(f"{_TOOL}: {error.filename}: {error.strerror}", file=sys.stderr)
-        return UNREADABLE
+        output.remark(f"{error.filename}: {error.strerror}")
     except UnsupportedError as error:
-        print(f"{_TOOL}: {error}", file=sys.stderr)
-        return UNREADABLE
+        output.remark(str(error))
+    return UNREADABLE
+
+
+def _run(command: str, paths: Sequence[str], options: NsqLogOptions, output: LogOutput) -> int:
+    if command == "backup":
+        return backup(options.nsqd_http_address, paths[0], output)
+    if command == "restore":
+        return restore(paths[0], paths[1], output)
+    log = LogFolder(paths[0], options.topic, output)
+    if command == "verify":
+        verify(log)
+    elif command == "stat":
+        _stat(log)
+    else:
+        _cat(log, options, sys.stdout.buffer)
     return log.code
 
 

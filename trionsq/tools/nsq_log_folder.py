@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from trionsq.storage.log.segments import Scan, read_header, scan_segment
 from trionsq.storage.log.state import STATE_FILE, WAL_FILE
 from trionsq.storage.log.tables import StateTables
 from trionsq.tools.nsq_log_journal import Journaled
+from trionsq.tools.nsq_log_output import LogOutput
 
 __all__ = [
     "DAMAGED",
@@ -89,18 +89,20 @@ class LogFolder:
 
     Attributes:
         path: of the folder.
+        output: what is printed.
         topics: the segments that can be read.
         state: None if there is none, or it cannot be read now.
         code: the exit code so far.
     """
 
-    def __init__(self, path: str, topic: str) -> None:
+    def __init__(self, path: str, topic: str, output: LogOutput) -> None:
         """``topic``: read no other one; empty: read all.
 
         Raises:
             UnsupportedError, OSError: see `topics_in`.
         """
         self.path = path
+        self.output = output
         self.code = GOOD
         self.state: StateContent | None = None
         self._journals: Journaled | None = None
@@ -124,7 +126,7 @@ class LogFolder:
 
     def remark(self, text: str) -> None:
         """Write a line to stderr."""
-        print(f"nsq_log: {text}", file=sys.stderr)
+        self.output.remark(text)
 
     def damaged(self, text: str) -> None:
         """Write a line about damage to stderr, and note it for the exit code."""
@@ -216,7 +218,7 @@ def _chained(topic: str, incarnation: int, segments: list[LogSegment]) -> TopicS
             end = None
             continue
         assert segment.header is not None
-        segment.end = end
+        segment.end = None if segment.header.is_remainder else end
         chain.append(segment)
         wanted, end = segment.header.previous_first, segment.header.previous_end
     others = list(readable.values())
@@ -258,7 +260,11 @@ def _read_header(segment: LogSegment, file: DiskFile) -> None:
     except FormatError as error:
         segment.fault = f"unreadable: {error}"
         return
-    if (header.incarnation, header.first_sequence) != (segment.incarnation, segment.first):
+    # A remainder has the name of the last segment that it was made of, and begins as the first.
+    is_named = header.first_sequence == segment.first or (
+        header.is_remainder and header.first_sequence < segment.first
+    )
+    if header.incarnation != segment.incarnation or not is_named:
         segment.fault = (
             f"unreadable: the header is that of incarnation {header.incarnation},"
             f" first sequence {header.first_sequence}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from trionsq.storage.log.format import RecordHead
 from trionsq.storage.log.rows import StateContent
@@ -28,7 +28,8 @@ def verify(log: LogFolder) -> None:
     sums = _Found()
     for topic in log.topics:
         _verify_topic(log, topic, sums)
-    print(
+    log.output.document = asdict(sums)
+    log.output.line(
         f"{sums.segments} segments, {sums.records} records, {sums.messages} messages:"
         f" {sums.damage} damaged"
     )
@@ -42,34 +43,38 @@ def _verify_topic(log: LogFolder, topic: TopicSegments, sums: _Found) -> None:
     expected: int | None = None
     if log.state is not None:
         for line in _places(log.state, topic):
-            print(f"{(topic.segments or topic.others)[0].name}: {line}")
+            log.output.finding((topic.segments or topic.others)[0].name, line)
         for row in log.state.topics:
             if row.number == topic.incarnation:
                 known, wanted = row.gaps, row.first
     for other in topic.others:
-        print(f"{other.name}: not of the log: no later segment names it as the one before it")
+        text = "not of the log: no later segment names it as the one before it"
+        log.output.finding(other.name, text)
     for segment in topic.segments:
         sums.segments += 1
         faults = list(_missing(segment, firsts, wanted))
         if faults or segment.header is None:
             expected = None
+        is_remainder = segment.header is not None and segment.header.is_remainder
         if segment.fault:
             faults.append(segment.fault)
         for scan, _, head in log.records(segment, check_bodies=True):
             if head is None:
-                faults += _faults_of(segment, scan)
-                expected = scan.next_sequence
+                faults += _faults_of(log, segment, scan)
+                expected = None if is_remainder else scan.next_sequence
                 continue
             is_behind_damage = scan.damage and scan.damage[-1].end == head.offset
-            if expected is not None and head.sequence > expected and not is_behind_damage:
-                _print_gap(segment, expected, head, known)
+            if is_remainder:
+                pass  # it leaves out what nobody needs
+            elif expected is not None and head.sequence > expected and not is_behind_damage:
+                _note_gap(log, segment, expected, head, known)
             if expected is not None and head.sequence < expected:
                 faults.append(f"its first sequence {head.sequence} is below {expected}")
             sums.records += 1
             sums.messages += head.count
             expected = head.next_sequence
         for fault in faults:
-            print(f"{segment.name}: {fault}")
+            log.output.finding(segment.name, fault)
             log.note_damage()
         sums.damage += len(faults)
 
@@ -86,11 +91,11 @@ def _missing(segment: LogSegment, firsts: Sequence[int], wanted: int | None) -> 
         yield f"the segment before it, from sequence {previous} on, is missing"
 
 
-def _faults_of(segment: LogSegment, scan: Scan) -> list[str]:
+def _faults_of(log: LogFolder, segment: LogSegment, scan: Scan) -> list[str]:
     faults = [stretch("damage", one) for one in scan.damage]
     if scan.torn is not None:
         if segment.end is None:
-            print(f"{segment.name}: {stretch('torn end', scan.torn)}")
+            log.output.finding(segment.name, stretch("torn end", scan.torn))
         else:
             faults.append(stretch("damage", scan.torn))
     if segment.end is not None and scan.limit < segment.end:
@@ -109,13 +114,16 @@ def stretch(what: str, damage: Damage) -> str:
     return f"{text}: sequences {damage.sequence} to {damage.next_sequence - 1}"
 
 
-def _print_gap(
-    segment: LogSegment, expected: int, head: RecordHead, known: Sequence[tuple[int, int]]
+def _note_gap(
+    log: LogFolder,
+    segment: LogSegment,
+    expected: int,
+    head: RecordHead,
+    known: Sequence[tuple[int, int]],
 ) -> None:
     if not any(first <= expected and head.sequence <= end for first, end in known):
-        print(
-            f"{segment.name}: gap at {head.offset}: no sequences {expected} to {head.sequence - 1}"
-        )
+        text = f"gap at {head.offset}: no sequences {expected} to {head.sequence - 1}"
+        log.output.finding(segment.name, text)
 
 
 def _places(state: StateContent, topic: TopicSegments) -> Iterator[str]:

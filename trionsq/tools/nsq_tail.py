@@ -4,7 +4,8 @@ A message is finished once it is written. When the tool ends, by a signal, by -n
 reader of a pipe has gone, messages that were received but not written are returned to nsqd.
 
 Spec: tools, nsq_tail. Unlike the original, the tool finishes the written messages before it ends,
-and gives up no message after five attempts: that would finish it unwritten.
+and gives up no message after five attempts: that would finish it unwritten. With --from it reads
+logs, without a channel (see `trionsq.tools.fromlog`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import random
 import sys
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -24,7 +25,6 @@ import trio
 from trionsq.client import Batch, Config, Consumer
 from trionsq.options import BOOL, INT, STRING, STRINGS, option
 from trionsq.tools.common import (
-    ConsumerOptions,
     ToolError,
     configure_log,
     consumer_config,
@@ -34,6 +34,7 @@ from trionsq.tools.common import (
     read_options,
     run_tool,
 )
+from trionsq.tools.fromlog import FromLogOptions, check_addresses, read_logs
 from trionsq.tools.stdio import OutputFd, Progress
 
 _TOOL: Final = "nsq_tail"
@@ -42,7 +43,7 @@ _LAST_LINE_S: Final = 1.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class NsqTailOptions(ConsumerOptions):
+class NsqTailOptions(FromLogOptions):
     """The flags."""
 
     topic: tuple[str, ...] = option("topic", (), STRINGS, "topic to read")
@@ -71,13 +72,30 @@ class _Tail:
             await nursery.start(on_signal, lambda _: scope.cancel())
             if not os.isatty(1):
                 nursery.start_soon(self._progress.run)
-            for topic in dict.fromkeys(self._options.topic):
-                nursery.start_soon(self._tail, topic, scope)
+            async with trio.open_nursery() as topics:
+                for topic in dict.fromkeys(self._options.topic):
+                    tail = self._tail_log if self._options.begin else self._tail
+                    topics.start_soon(tail, topic, scope)
+            scope.cancel()
         return 0
+
+    async def _tail_log(self, topic: str, scope: trio.CancelScope) -> None:
+        prefix = self._prefix(topic)
+        remaining = self._options.n
+
+        async def write(bodies: list[bytes]) -> None:
+            nonlocal remaining
+            bodies = bodies[: remaining or len(bodies)]
+            await self._write_lines(bodies, prefix)
+            if remaining and not (remaining := remaining - len(bodies)):
+                scope.cancel()
+                await trio.lowlevel.checkpoint()
+
+        await read_logs(topic, self._options, self._config, write)
 
     async def _tail(self, topic: str, scope: trio.CancelScope) -> None:
         configure_log().info("Adding consumer for topic: %s", topic)
-        prefix = f"{topic} | ".encode() if self._options.print_topic else b""
+        prefix = self._prefix(topic)
         remaining = self._options.n
         async with self._consumer(topic) as consumer:
             async for batch in consumer.batches():
@@ -86,6 +104,9 @@ class _Tail:
                 if remaining and not (remaining := remaining - count):
                     scope.cancel()
                     return
+
+    def _prefix(self, topic: str) -> bytes:
+        return f"{topic} | ".encode() if self._options.print_topic else b""
 
     def _consumer(self, topic: str) -> Consumer:
         try:
@@ -101,7 +122,16 @@ class _Tail:
 
     async def _write(self, batch: Batch, count: int, prefix: bytes) -> None:
         """Write the first *count* messages and finish those that were written completely."""
-        lines = [b"%b%b\n" % (prefix, body) for body in batch.bodies[:count]]
+        await self._write_lines(batch.bodies[:count], prefix, lambda lines: _finish(batch, lines))
+
+    async def _write_lines(
+        self,
+        bodies: Sequence[bytes],
+        prefix: bytes,
+        written: Callable[[int], None] = lambda lines: None,
+    ) -> None:
+        """Write a line for each message; *written* gets the number of those that are complete."""
+        lines = [b"%b%b\n" % (prefix, body) for body in bodies]
         ends = list(itertools.accumulate(map(len, lines)))
         data = b"".join(lines)
         async with self._turn:
@@ -116,8 +146,8 @@ class _Tail:
                     f"ERROR: failed to write to os.Stdout - {error.strerror}"
                 ) from error
             finally:
-                _finish(batch, bisect_right(ends, self._output.written_bytes - start))
-        self._progress.count += count
+                written(bisect_right(ends, self._output.written_bytes - start))
+        self._progress.count += len(bodies)
 
     async def _finish_line(self, data: bytes, ends: list[int], written_bytes: int) -> None:
         """Write the rest of a partly written line, if the reader takes it in time."""
@@ -145,7 +175,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, _ = read_options(NsqTailOptions, _TOOL, sys.argv[1:] if argv is None else argv)
     if not options.topic:
         die("--topic required")
-    one_kind_of_address(options.nsqd_tcp_address, options.lookupd_http_address)
+    if not check_addresses(options):
+        one_kind_of_address(options.nsqd_tcp_address, options.lookupd_http_address)
     max_in_flight = options.max_in_flight
     if options.n > 0:
         max_in_flight = min(options.n, max_in_flight)

@@ -40,6 +40,8 @@ from trionsq.tools.common import (
     read_options,
     run_tool,
 )
+from trionsq.tools.fromlog import check_addresses
+from trionsq.tools.nsq_to_file_from import LogTopicTask
 from trionsq.tools.nsq_to_file_log import Now, TopicArchive
 from trionsq.tools.nsq_to_file_options import NsqToFileOptions, refusal, settings_of
 from trionsq.tools.stdio import Progress
@@ -217,14 +219,15 @@ class NsqToFile:
     def __init__(self, options: NsqToFileOptions, config: Config) -> None:
         self._options = options
         self._config = config
-        self._topics: dict[str, TopicTask] = {}
+        self._topics: dict[str, TopicTask | LogTopicTask] = {}
         self._progress = Progress("messages on disk")
         self._ended = trio.Event()
         self._is_stopping = False
         self._has_failed = False
 
     async def run(self) -> int:
-        """Write until a signal. Return 0, or 1 if a file or no topic at all could be written."""
+        """Write until a signal, or with --from until the end; return 0. Return 1 if a file or no
+        topic at all could be written."""
         async with trio.open_nursery() as nursery:
             await nursery.start(partial(on_signal, self._stop_on_signal))
             await nursery.start(partial(on_signal, self._close_files, signal.SIGHUP, once=False))
@@ -237,7 +240,8 @@ class NsqToFile:
                 nursery.start_soon(self._discover, nursery)
             await self._ended.wait()
             nursery.cancel_scope.cancel()
-        return 1 if self._has_failed or not self._is_stopping else 0
+        has_ended = self._is_stopping or bool(self._options.begin)
+        return 1 if self._has_failed or not has_ended else 0
 
     def _stop_on_signal(self, _signum: int) -> None:
         self._stop()
@@ -257,15 +261,17 @@ class NsqToFile:
             self._ended.set()
 
     def _start_topic(self, topic: str, nursery: trio.Nursery) -> None:
+        make = LogTopicTask if self._options.begin else TopicTask
         try:
-            task = TopicTask(topic, self._options, self._config, self._progress)
+            task = make(topic, self._options, self._config, self._progress)
         except ValueError as error:
             log.error("couldn't create logger for topic %s: %s", topic, error)
+            self._has_failed = self._has_failed or bool(self._options.begin)
             return
         self._topics[topic] = task
         nursery.start_soon(self._run_topic, topic, task)
 
-    async def _run_topic(self, topic: str, task: TopicTask) -> None:
+    async def _run_topic(self, topic: str, task: TopicTask | LogTopicTask) -> None:
         try:
             await task.run()
         except (ClientError, ProtocolError) as error:
@@ -327,7 +333,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         configure(options.log_prefix, options.log_level.lower())
     except KeyError:
         die("--log-level is invalid")
-    one_kind_of_address(options.nsqd_tcp_address, options.lookupd_http_address)
+    if not check_addresses(options):
+        one_kind_of_address(options.nsqd_tcp_address, options.lookupd_http_address)
+    elif not options.topic:
+        die("--from needs --topic")
     if reason := refusal(options):
         die(reason)
     return run_tool(NsqToFile(options, consumer_config(options, _TOOL)).run)

@@ -16,7 +16,7 @@ from typing import Final
 
 from trionsq import durations
 from trionsq.options import BOOL, DURATION, INT, STRING, STRINGS, option
-from trionsq.tools.common import ConsumerOptions
+from trionsq.tools.fromlog import FromLogOptions
 
 __all__ = ["DATETIME", "REV", "LogSettings", "MissingRevisionError", "NsqToFileOptions"]
 __all__ += ["format_datetime", "host_identifier", "name_format", "path_of", "unfinished_pattern"]
@@ -31,7 +31,7 @@ _DIGITS: Final = "mdHIMSYy"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class NsqToFileOptions(ConsumerOptions):
+class NsqToFileOptions(FromLogOptions):
     """The flags; durations in nanoseconds."""
 
     log_level: str = option("log-level", "info", STRING, "debug, info, warn, error or fatal")

@@ -1,7 +1,8 @@
 """The tool nsq_to_nsq: publishes the messages of topics to other nsqds.
 
 A consumer for each topic, two tasks for each destination. A message is finished after the
-destination's OK; otherwise it is requeued with the default delay, and the consumer backs off.
+destination's OK; otherwise it is requeued with the default delay, and the consumer backs off. With
+--from logs are read in place of channels (see `trionsq.tools.fromlog`).
 
 Spec: tools, nsq_to_nsq.
 """
@@ -22,7 +23,6 @@ from trionsq.client import (
     ClientError,
     Config,
     Consumer,
-    Message,
     Producer,
     ProtocolError,
 )
@@ -30,17 +30,25 @@ from trionsq.client.connection import Reply
 from trionsq.hostport import parse_address
 from trionsq.options import INT, STRING, STRINGS, option
 from trionsq.tools.common import (
-    ConsumerOptions,
     checked_options,
     client_config,
     configure_log,
     consumer_config,
     die,
+    on_signal,
     run_tool,
 )
 from trionsq.tools.forwarding import InProgress, RequestLog, forward
+from trionsq.tools.fromlog import FromLogOptions, check_addresses, read_logs
 from trionsq.tools.hostpool import hosts_of
 from trionsq.tools.json_filter import JsonFilter, Rejection
+from trionsq.tools.nsq_to_nsq_from import (
+    Answerable,
+    AnswerableBatch,
+    LoggedBodies,
+    passing,
+    publish_all,
+)
 from trionsq.wire.names import is_valid_name
 
 __all__ = ["NsqToNsqOptions", "main"]
@@ -48,10 +56,11 @@ __all__ = ["NsqToNsqOptions", "main"]
 log = logging.getLogger("trionsq.tools")
 
 _TOOL: Final = "nsq_to_nsq"
+_NO_FILTER: Final = JsonFilter((), "", "")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class NsqToNsqOptions(ConsumerOptions):
+class NsqToNsqOptions(FromLogOptions):
     """The flags."""
 
     topic: tuple[str, ...] = option("topic", (), STRINGS, "topic to read")
@@ -129,7 +138,7 @@ class _Parcel:
 
     topic: str
     bodies: list[bytes]
-    batch: Batch
+    batch: AnswerableBatch
     indexes: list[int] | None
 
     def answer(self, confirmed: list[bool]) -> None:
@@ -243,27 +252,55 @@ class _Forwarding:
                 config=consumer_config,
             )
             for topic in dict.fromkeys(options.topic)
+            if not options.begin
         ]
+        self._config = consumer_config
 
     async def run(self) -> int:
         """Publish until a signal, and return the exit code. Raises ClientError, ProtocolError."""
         async with trio.open_nursery() as nursery:
             for destination in self._destinations.values():
                 nursery.start_soon(destination.run)
-            await forward(self._consumers, self._distribute, self._in_progress)
+            if self._options.begin:
+                await self._forward_logs()
+            else:
+                await forward(self._consumers, self._distribute_batch, self._in_progress)
             nursery.cancel_scope.cancel()
         return 0
 
-    async def _distribute(self, consumer: Consumer, batch: Batch) -> None:
-        topic = self._options.destination_topic or consumer.topic
-        if len(self._destinations) == 1 and not self._filter.is_active:
+    async def _forward_logs(self) -> None:
+        """Publish the logs of all topics up to their end, or until a signal."""
+
+        async def forward_log(topic: str) -> None:
+            async def forward_bodies(bodies: list[bytes]) -> None:
+                bodies = passing(bodies, self._filter)
+                await publish_all(bodies, self._options.max_in_flight, distribute)
+
+            async def distribute(bodies: LoggedBodies) -> None:
+                self._distribute(topic, bodies, _NO_FILTER)
+
+            await read_logs(topic, self._options, self._config, forward_bodies, to="end")
+
+        async with trio.open_nursery() as nursery:
+            await nursery.start(on_signal, lambda _: nursery.cancel_scope.cancel())
+            async with trio.open_nursery() as topics:
+                for topic in dict.fromkeys(self._options.topic):
+                    topics.start_soon(forward_log, topic)
+            nursery.cancel_scope.cancel()
+
+    async def _distribute_batch(self, consumer: Consumer, batch: Batch) -> None:
+        self._distribute(consumer.topic, batch, self._filter)
+
+    def _distribute(self, topic: str, batch: AnswerableBatch, json_filter: JsonFilter) -> None:
+        topic = self._options.destination_topic or topic
+        if len(self._destinations) == 1 and not json_filter.is_active:
             (address,) = self._destinations
             self._send(address, _Parcel(topic, batch.bodies, batch, None))
             return
         now_s = trio.current_time()
         parcels: dict[str, _Parcel] = {}
         for index, body in enumerate(batch.bodies):
-            filtered = self._filter.filtered_body(body) if self._filter.is_active else body
+            filtered = json_filter.filtered_body(body) if json_filter.is_active else body
             if isinstance(filtered, Rejection):
                 _reject(batch[index], filtered)
                 continue
@@ -290,7 +327,7 @@ class _Forwarding:
         self._in_progress.remove_one()
 
 
-def _reject(message: Message, rejection: Rejection) -> None:
+def _reject(message: Answerable, rejection: Rejection) -> None:
     if rejection is Rejection.REQUEUE:
         log.error("missing field to check required value: %r", message)
         message.requeue()
@@ -304,7 +341,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: 0 after --help or --version, 2 after an unknown flag, 1 after other refusals.
     """
-    options = checked_options(NsqToNsqOptions, _TOOL, argv, _early_refusal, _refusal)
+    options = checked_options(
+        NsqToNsqOptions, _TOOL, argv, _early_refusal, _refusal, check_addresses
+    )
     config = consumer_config(options, _TOOL)
     producer_config = client_config(NsqToNsqOptions, _TOOL, "--producer-opt", options.producer_opt)
     configure_log()

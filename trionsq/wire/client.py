@@ -166,6 +166,13 @@ class ColumnDecoder:
             self._columns = Columns([], [], [], [])
         return columns
 
+    def pop_others(self) -> list[tuple[int, Frame]]:
+        """Return the frames that are no messages, each with the number of messages before it, as of
+        the last `pop_columns`. To be called right behind that."""
+        others = list(self._others)
+        self._others.clear()
+        return others
+
     def __iter__(self) -> ColumnDecoder:
         return self
 

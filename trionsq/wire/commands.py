@@ -15,7 +15,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from trionsq.wire.names import is_valid_name
+from trionsq.wire.names import is_valid_key, is_valid_name
 from trionsq.wire.states import MAGIC_V2
 
 __all__ = [
@@ -94,24 +94,34 @@ def touch(message_id: bytes) -> bytes:
     return b"TOUCH %b\n" % _checked_id(message_id)
 
 
-def publish(topic: str, body: bytes) -> bytes:
-    """Return PUB; an invalid topic or an empty body raises ValueError."""
-    return b"PUB %b\n" % _name(topic, "topic") + _sized(body, "message body")
+def publish(topic: str, body: bytes, key: bytes = b"", epoch: bytes = b"") -> bytes:
+    """Return PUB; an invalid topic or an empty body raises ValueError.
+
+    ``key``: for nsqd that has agreed to idempotent publishes. An invalid one raises ValueError.
+    ``epoch``: what that nsqd named when this was sent first, if it names another now.
+    """
+    return b"PUB %b%b\n" % (_name(topic, "topic"), _last(key, epoch)) + _sized(body, "message body")
 
 
-def publish_deferred(topic: str, delay_ms: int, body: bytes) -> bytes:
-    """Return DPUB, with the delay in milliseconds.
+def publish_deferred(
+    topic: str, delay_ms: int, body: bytes, key: bytes = b"", epoch: bytes = b""
+) -> bytes:
+    """Return DPUB, with the delay in milliseconds; ``key`` as of `publish`.
 
     Raises:
         ValueError: invalid topic, empty body, or a delay below zero or absurdly long.
     """
     delay_ms = _bounded(delay_ms, MAX_DELAY_MS, "publish delay in ms")
-    line = b"DPUB %b %d\n" % (_name(topic, "topic"), delay_ms)
+    line = b"DPUB %b %d%b\n" % (_name(topic, "topic"), delay_ms, _last(key, epoch))
     return line + _sized(body, "message body")
 
 
-def publish_many(topic: str, bodies: Sequence[bytes]) -> bytes:
+def publish_many(
+    topic: str, bodies: Sequence[bytes], key: bytes = b"", epoch: bytes = b""
+) -> bytes:
     """Return MPUB: all of `bodies` are published, or none (tcp-protocol, section 12).
+
+    ``key`` as of `publish`.
 
     Raises:
         ValueError: invalid topic, no bodies, or an empty one among them.
@@ -119,7 +129,7 @@ def publish_many(topic: str, bodies: Sequence[bytes]) -> bytes:
     if not bodies:
         raise ValueError("MPUB needs at least one message body")
     messages = b"".join([_sized(body, "message body") for body in bodies])
-    return b"MPUB %b\n" % _name(topic, "topic") + _sized(
+    return b"MPUB %b%b\n" % (_name(topic, "topic"), _last(key, epoch)) + _sized(
         _pack_size(len(bodies)) + messages, "MPUB body"
     )
 
@@ -132,6 +142,15 @@ def nop() -> bytes:
 def close() -> bytes:
     """Return CLS: stop deliveries; nsqd answers CLOSE_WAIT (tcp-protocol, section 13)."""
     return b"CLS\n"
+
+
+def _last(*keys: bytes) -> bytes:
+    """Return a key and an epoch as the last parameters of a command, unless they are empty."""
+    given = [key for key in keys if key]
+    for key in given:
+        if not is_valid_key(key):
+            raise ValueError(f"key must be 1 to 64 visible characters without quotes: {key!r}")
+    return b"".join([b" " + key for key in given])
 
 
 def _sized(body: bytes, what: str) -> bytes:

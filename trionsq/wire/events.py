@@ -19,6 +19,7 @@ __all__ = [
     "PublishDeferred",
     "PublishMany",
     "PublishManyBegins",
+    "PublishOnce",
     "Ready",
     "Requeue",
     "StartClose",
@@ -118,6 +119,24 @@ class PublishMany:
     bodies: Bodies
 
 
+@dataclass(frozen=True, slots=True)
+class PublishOnce:
+    """PUB, MPUB or DPUB with a key: all messages are queued or none, and not a second time.
+
+    Attributes:
+        command: ``PUB``, ``MPUB`` or ``DPUB``.
+        delay_ms: of a DPUB, else 0.
+        epoch: of the nsqd that may have got it before; empty if it was not sent before.
+    """
+
+    command: str
+    topic: str
+    key: bytes
+    delay_ms: int
+    bodies: Bodies
+    epoch: bytes = b""
+
+
 Event = (
     Identify
     | Auth
@@ -131,4 +150,5 @@ Event = (
     | PublishDeferred
     | PublishManyBegins
     | PublishMany
+    | PublishOnce
 )

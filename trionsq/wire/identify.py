@@ -43,6 +43,8 @@ class ServerFeatures:
     max_deflate_level: int = 6
     snappy: bool = False
     auth_required: bool = False
+    idempotent_publish: bool = False
+    idempotency_epoch: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,8 @@ class Negotiated:
     deflate: bool
     deflate_level: int
     snappy: bool
+    idempotent_publish: bool | None = None
+    """Whether publishes may have a key; None: the client did not ask."""
 
     @classmethod
     def default(cls, features: ServerFeatures, identifier: str = "") -> Negotiated:
@@ -108,6 +112,7 @@ class _Request:
     deflate: bool = False
     deflate_level: int = 0
     snappy: bool = False
+    idempotent_publish: bool = False
 
 
 _KINDS: dict[str, type] = {
@@ -160,6 +165,9 @@ def negotiate(
         deflate=deflate,
         deflate_level=min(level, features.max_deflate_level),
         snappy=snappy,
+        idempotent_publish=(
+            upgrade and features.idempotent_publish if request.idempotent_publish else None
+        ),
     )
 
 
@@ -167,7 +175,7 @@ def answer(negotiated: Negotiated, features: ServerFeatures) -> bytes:
     """Return the data of the response frame: JSON, or ``OK`` if the client cannot negotiate.
 
     Keys, their order and the compact form are nsqd's; tls_v1, deflate and snappy say what is
-    on from here.
+    on from here. What idempotent publishes need is ours, and only for those who ask.
     """
     if not negotiated.feature_negotiation:
         return b"OK"
@@ -186,6 +194,9 @@ def answer(negotiated: Negotiated, features: ServerFeatures) -> bytes:
         "output_buffer_size": negotiated.output_buffer_size,
         "output_buffer_timeout": negotiated.output_buffer_timeout_ms,
     }
+    if negotiated.idempotent_publish is not None:
+        members["idempotent_publish"] = negotiated.idempotent_publish
+        members["idempotency_epoch"] = features.idempotency_epoch
     return json.dumps(members, separators=(",", ":")).encode()
 
 

@@ -48,10 +48,11 @@ class MpubScan:
         need: bytes that `scan` needs before it can go on.
         what: error code and name of the field that it needs.
         end: offset after the last message, once `scan` has returned bodies.
+        key: that the command has, and an epoch; None without.
     """
 
-    __slots__ = ("_count", "_ends", "_max_body_size", "_max_msg_size", "_size", "end", "need",
-                 "what")  # fmt: skip
+    __slots__ = ("_count", "_ends", "_max_body_size", "_max_msg_size", "_size", "end", "key",
+                 "need", "what")  # fmt: skip
 
     def __init__(self, max_msg_size: int, max_body_size: int) -> None:
         self._max_msg_size = max_msg_size
@@ -63,6 +64,7 @@ class MpubScan:
         self.need = _FIELD
         self.what = ("E_BAD_BODY", "body size")
         self.end = 0
+        self.key: tuple[bytes, bytes] | None = None
 
     @property
     def walked(self) -> int:

@@ -1,4 +1,4 @@
-"""Names of topics and channels: what is valid, what is ephemeral, how error texts quote them.
+"""Names of topics and channels, and keys of publishes: what is valid; how error texts quote names.
 
 Spec: tcp-protocol, section 6 (names).
 """
@@ -7,7 +7,14 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["EPHEMERAL_SUFFIX", "MAX_NAME_BYTES", "is_ephemeral", "is_valid_name", "quote"]
+__all__ = [
+    "EPHEMERAL_SUFFIX",
+    "MAX_NAME_BYTES",
+    "is_ephemeral",
+    "is_valid_key",
+    "is_valid_name",
+    "quote",
+]
 
 EPHEMERAL_SUFFIX = "#ephemeral"
 MAX_NAME_BYTES = 64
@@ -15,6 +22,7 @@ MAX_NAME_BYTES = 64
 
 # Used with fullmatch only: `$` would let a trailing newline pass.
 _NAME = re.compile(rb"[.a-zA-Z0-9_-]+(?:#ephemeral)?")
+_KEY = re.compile(rb"[!#-\[\]-~]{1,64}")
 
 _ESCAPES = {
     '"': b'\\"',
@@ -35,6 +43,14 @@ def is_valid_name(name: bytes) -> bool:
     Spec: tcp-protocol, section 6. Both kinds of name obey one rule.
     """
     return len(name) <= MAX_NAME_BYTES and _NAME.fullmatch(name) is not None
+
+
+def is_valid_key(key: bytes) -> bool:
+    """Tell whether `key` may be the key of an idempotent publish.
+
+    It has 1 to 64 visible characters of ASCII, without quotes and backslashes.
+    """
+    return _KEY.fullmatch(key) is not None
 
 
 def is_ephemeral(name: str) -> bool:

@@ -59,6 +59,10 @@ document.body.addEventListener("htmx:beforeRequest", (event) => {
     event.preventDefault();
   }
 });
+// Nor does it change by an answer that was on its way when it was paused.
+document.body.addEventListener("htmx:beforeSwap", (event) => {
+  if (event.detail.elt === live && paused) event.detail.shouldSwap = false;
+});
 document.body.addEventListener("htmx:responseError", (event) => {
   if (event.detail.elt !== live) return;
   if (event.detail.xhr.status === 401) location.reload();

@@ -24,6 +24,7 @@ from tests.storage.log.log_samples import (
 )
 from trionsq.core.batch import ListColumn, MessageBatch
 from trionsq.core.ids import IdSource, RangeIds
+from trionsq.core.keys import PublishKey
 from trionsq.storage.log.batches import encode_record, join_batches, parse_batch
 from trionsq.storage.log.format import (
     EQUAL_SIZES,
@@ -33,6 +34,7 @@ from trionsq.storage.log.format import (
     SEGMENT_HEADER_BYTES,
     FormatError,
     Incomplete,
+    Origin,
     RecordHead,
     SegmentHeader,
     UnsupportedError,
@@ -50,8 +52,12 @@ def read_record(data: bytes, header: SegmentHeader = HEADER) -> tuple[RecordHead
     return head, parse_batch(head, data[head.nbytes : head.end], header)
 
 
-def encoded(batch: MessageBatch, sequence: int = 1000, **extra: object) -> bytes:
-    return b"".join(encode_record(batch, sequence, HEADER, **extra))  # type: ignore[arg-type]
+def encoded(
+    batch: MessageBatch, sequence: int = 1000, *, key: bytes = b"", origin: Origin | None = None
+) -> bytes:
+    if key:
+        batch.key = PublishKey(key, b"")
+    return b"".join(encode_record(batch, sequence, HEADER, origin=origin))
 
 
 # Segments
@@ -105,14 +111,17 @@ def test_a_record_gives_its_batch_back(
     batch: MessageBatch, sequence: int, data: st.DataObject
 ) -> None:
     """Any batch with any extra items; a reader made from the documentation agrees."""
-    key = data.draw(st.none() | st.binary(max_size=255))
+    keys = st.builds(PublishKey, st.binary(max_size=255), st.binary(max_size=16))
+    key = data.draw(st.none() | keys)
     origin = data.draw(st.none() | st.tuples(st.text(max_size=50), st.integers(0, 2**64 - 1)))
-    raw = b"".join(encode_record(batch, sequence, HEADER, key=key, origin=origin))
+    batch.key = key
+    raw = b"".join(encode_record(batch, sequence, HEADER, origin=origin))
     head, back = read_record(raw + b"behind")
     assert head.end == len(raw)
     assert (head.sequence, head.next_sequence) == (sequence, sequence + batch.count)
     assert (head.count, head.timestamp_ns) == (batch.count, batch.timestamp_ns)
-    assert (head.defer_ms, head.key, head.origin) == (batch.defer_ms, key, origin)
+    assert (head.defer_ms, head.origin) == (batch.defer_ms, origin)
+    assert (head.key, head.digest) == ((None, None) if key is None else (key[0], key[1] or None))
     assert (back.timestamp_ns, back.defer_ms) == (batch.timestamp_ns, batch.defer_ms)
     assert back.sequences == range(sequence, sequence + batch.count)
     assert back.bodies.nbytes == batch.bodies.nbytes
@@ -163,14 +172,11 @@ def test_many_ranges_of_ids_stand_in_the_section(count: int) -> None:
 def test_what_does_not_fit_into_a_record_is_refused() -> None:
     """Before anything is written: too long a key or origin, 4 GiB of messages."""
     batch = simple_batch([b"x"])
-    for extra in (
-        {"key": b"k" * 4085},
-        {"key": b"k" * 5000},
-        {"key": b"k" * 70_000},
-        {"origin": ("n" * 5000, 1)},
-    ):
+    for key in (b"k" * 4085, b"k" * 5000, b"k" * 70_000):
         with pytest.raises(FormatError, match=r"too (many|long) for a record"):
-            encoded(batch, **extra)
+            encoded(batch, key=key)
+    with pytest.raises(FormatError, match=r"too (many|long) for a record"):
+        encoded(simple_batch([b"x"]), origin=("n" * 5000, 1))
     head = RecordHead(0, 0, 2**32, 0, 1, 1, NS, 0, EQUAL_SIZES, ids=((1, 1),))
     with pytest.raises(FormatError, match="4294967296 bytes are too many"):
         encode_head(head, HEADER)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+from tests.core.helpers import run_out
 from tests.storage.log.test_rounds import NOW_NS, Node
 from trionsq.core.channel import ChannelState
 from trionsq.core.subscription import Subscription
@@ -61,7 +62,7 @@ class Served(Node):
     def tick(self) -> None:
         """What happens every --state-interval."""
         for channel in self.topic.channels.values():
-            self.snapshots.add_channel(channel, self.log.number)
+            run_out(self.snapshots.add_channel(channel, self.log.number))
         self.snapshots.add_topic(self.topic, self.log)
         self.snapshots.commit(self.node)
         self.turn()

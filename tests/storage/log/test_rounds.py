@@ -62,6 +62,65 @@ def test_a_publish_of_an_idle_node_waits_for_its_round() -> None:
     assert node.log.pending is None
 
 
+def test_a_job_takes_what_gathered_before_the_one_before_is_told_of() -> None:
+    """Many publishers do not wait for a turn of the event loop; they hear in order."""
+    node = Node()
+    bodies = [b"%d" % number for number in range(100)]
+    heard: list[bytes] = []
+    for body in bodies:
+        publish(node, body).when_done(lambda body=body: heard.append(body))  # type: ignore[misc]
+    node.jobs.start_one()
+    node.jobs.start_one()
+    assert heard == []
+    disk = node.disk.after_power_loss()
+    node.jobs.run_all()
+    assert heard == bodies
+    assert node.log.check() is None
+    assert read_all(*start(disk)) == bodies
+
+
+def test_few_messages_wait_for_a_turn_of_the_event_loop() -> None:
+    """Then they have become more: rounds of one or two would cost more than they bring."""
+    node = Node()
+    for body in (b"a", b"b"):
+        publish(node, body)
+    node.jobs.start_one()
+    with pytest.raises(IndexError):
+        node.jobs.start_one()
+    last = publish(node, b"c")
+    node.jobs.run_one()
+    node.jobs.run_one()
+    assert last.is_done
+    assert node.log.check() is None
+
+
+def test_behind_a_round_that_failed_the_next_one_waits() -> None:
+    """The event loop hears first which sequences have no message."""
+    node = Node()
+    node.disk.fail(errno.EIO, only=["write"])
+    node.disk.fail(errno.EIO, at=2, only=["write"])
+    rounds = [publish(node, body) for body in [b"a", *[b"b"] * 100]]
+    node.jobs.start_one()
+    with pytest.raises(IndexError):
+        node.jobs.start_one()
+    node.jobs.run_all()
+    assert [bool(one.error) for one in rounds] == [True] + [False] * 100
+    assert node.log.check() is None
+    assert read_all(*start(node.disk.after_power_loss())) == [b"b"] * 100
+
+
+def test_what_a_deleted_topic_has_gathered_is_refused() -> None:
+    """Its publishers hear that the topic is deleted; what a job is writing is as it may be."""
+    node = Node()
+    rounds = [publish(node, body) for body in (b"a", b"b")]
+    node.log.delete()
+    assert rounds[1].error == "the topic is deleted"
+    node.log.sync()
+    node.jobs.run_all()
+    assert all(one.is_done for one in rounds)
+    assert [name for name in node.disk.files() if name.startswith("t.log")] == []
+
+
 def test_a_commit_of_nothing_ends() -> None:
     """An operator's command may wait for one that a full disk's retry began."""
     node = Node()
@@ -354,7 +413,7 @@ def test_damage_that_is_read_is_named_and_costs_what_it_hit(
     disk = node.disk.after_kill()
     restarted, log = start(disk)
     name = log.segments[1].name
-    content = disk.files()[name]
+    content = disk.files()[name][: log.segments[1].end]
     record = (len(content) - SEGMENT_HEADER_BYTES) // 3
     at = {"body": -record - 100, "head": -record + 20, "cut": -record - 100, "cut after": -record}
     rest = b"" if how.startswith("cut") else b"x" + content[at[how] + 1 :]
@@ -363,6 +422,30 @@ def test_damage_that_is_read_is_named_and_costs_what_it_hit(
     [fault] = restarted.folder.faults.values()
     assert fault.startswith(f"{name}: bytes ")
     assert fault.endswith(f" are damaged: messages {lost[0]} to {lost[1]} are lost")
+
+
+def test_what_a_start_hands_out_outlives_a_power_failure() -> None:
+    """After a kill at any operation while messages are written again, also at that of its name."""
+    at, has_ended = 0, False
+    while not has_ended:
+        at += 1
+        node = Node("interval")
+        publish(node, b"a")
+        node.jobs.run_all()
+        node.disk.fail(errno.EIO, only=["write"], name="t.*")
+        node.disk.crash_at(at)
+        try:
+            publish(node, b"b")
+            node.jobs.run_all()
+            has_ended = True
+        except Crashed:
+            pass
+        killed = node.disk.after_kill()
+        bodies = read_all(*start(killed))
+        assert bodies[:1] == [b"a"]
+        for _ in range(6):
+            assert read_all(*start(killed.after_power_loss())) == bodies
+    assert at > 6
 
 
 def start(disk: SimulatedDisk) -> tuple[LogNode, TopicLog]:

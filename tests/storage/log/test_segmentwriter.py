@@ -9,9 +9,11 @@ import pytest
 from trionsq.core.batch import MessageBatch
 from trionsq.core.ids import IdSource
 from trionsq.histogram import Histogram
+from trionsq.storage.log.batches import MAX_JOINED_BYTES
 from trionsq.storage.log.names import is_draft_name
 from trionsq.storage.log.reading import read_block
-from trionsq.storage.log.segmentwriter import MAX_JOINED_BYTES, SegmentWriter
+from trionsq.storage.log.segments import scan_segment
+from trionsq.storage.log.segmentwriter import SegmentWriter
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.wire.bodies import ListBodies
 
@@ -25,7 +27,8 @@ def batch(*bodies: bytes) -> MessageBatch:
 def stored(disk: SimulatedDisk, writer: SegmentWriter) -> list[bytes]:
     """The bodies that its segments have."""
     segments, bodies = writer.pop_begun(), list[bytes]()
-    segments[-1].end = writer.offset
+    for segment, end in writer.pop_ends():
+        segment.end = end
     for segment in segments:
         block = read_block(disk, segments, segment.first, 1000, 100)
         for found in block.batches:
@@ -109,3 +112,53 @@ def test_refused_rounds_leave_no_files() -> None:
         with pytest.raises(OSError, match="space"):
             writer.write_round([(batch(b"refused"), sequence)], sync=True)
     assert len(disk.files()) == 1
+
+
+def test_small_rounds_that_are_synced_find_room() -> None:
+    """Few of their fsyncs have to make a new size durable; the others cost a third."""
+    disk = SimulatedDisk()
+    writer = SegmentWriter(disk, "t", 1, 10**9, Histogram((1.0,)))
+    sizes: list[int] = []
+    for number in range(3_000):
+        writer.write_round([(batch(b"x" * 200), number)], sync=True)
+        [content] = disk.files().values()
+        sizes.append(len(content))
+        assert len(content) <= 2 * writer.offset + 4096
+    assert len(set(sizes)) < 12
+    [segment] = writer.pop_begun()
+    file = disk.open(segment.name)
+    scan = scan_segment(file, segment.header, check_bodies=True)
+    assert sum(head.count for head in scan.records) == 3_000
+    assert scan.torn is None
+    assert scan.end == writer.offset < scan.limit
+    file.write(b"x", scan.limit - 1)
+    scan = scan_segment(file, segment.header, check_bodies=True)
+    assert sum(head.count for head in scan.records) == 3_000
+    assert scan.torn is not None
+
+
+@pytest.mark.parametrize(("size", "sync"), [(100, False), (100_000, True)])
+def test_other_rounds_need_no_room(size: int, sync: bool) -> None:
+    """A large one would be written twice, and one that is synced later has its size by then."""
+    disk = SimulatedDisk()
+    writer = SegmentWriter(disk, "t", 1, 10**9, Histogram((1.0,)))
+    for number in range(3):
+        writer.write_round([(batch(bytes(size)), number)], sync=sync)
+    [content] = disk.files().values()
+    assert len(content) == writer.offset
+
+
+def test_a_disk_without_room_takes_what_counts() -> None:
+    """A round that fits is not refused since the room behind it does not."""
+    disk = SimulatedDisk()
+    writer = SegmentWriter(disk, "t", 1, 10**9, Histogram((1.0,)))
+    writer.write_round([(batch(bytes(3_900)), 0)], sync=True)
+    [content] = disk.files().values()
+    disk.capacity = len(content) + 2_500
+    for number in range(1, 3):
+        writer.write_round([(batch(bytes(5_000)), number)], sync=True)
+    [segment] = writer.pop_begun()
+    assert writer.offset > len(content)
+    scan = scan_segment(disk.open(segment.name), segment.header, check_bodies=True)
+    assert sum(head.count for head in scan.records) == 3
+    assert scan.torn is None

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -35,10 +36,13 @@ def backup_path(disk: Disk, name: str) -> str:
     return os.path.join(disk.path, f"backup.{name}")
 
 
-def write_backup(disk: Disk, state: State, name: str) -> dict[str, int]:
+def write_backup(
+    disk: Disk, state: State, name: str, ends: Callable[[], Mapping[str, int]]
+) -> dict[str, int]:
     """Make a backup; return the names and sizes of its segments. Blocks.
 
-    No segment may be removed meanwhile. The folder gets its name when all is durable.
+    No segment may be removed meanwhile. The folder gets its name when all is durable. ``ends``
+    returns up to where segments count now that may have room behind that.
 
     Raises:
         FileExistsError: there is a backup of that name.
@@ -54,10 +58,12 @@ def write_backup(disk: Disk, state: State, name: str) -> dict[str, int]:
         folder = RealDisk(draft)
         state.copy_to(folder)
         sizes: dict[str, int] = {}
+        counting = ends()
         for segment in filter(parse_segment_name, sorted(disk.names())):
             with suppress(FileNotFoundError):  # it was left before the state was copied
                 os.link(os.path.join(disk.path, segment), os.path.join(draft, segment))
-                sizes[segment] = _synced_size(folder, segment)
+                size = _synced_size(folder, segment)
+                sizes[segment] = min(size, counting.get(segment, size))
         manifest = {"format": _FORMAT, "made_ns": time.time_ns(), "segments": sizes}
         replace_file(folder, MANIFEST_FILE, json.dumps(manifest).encode())
         os.rename(draft, path)

@@ -11,7 +11,7 @@ import sys
 from array import array
 from binascii import Error as HexError
 from binascii import hexlify, unhexlify
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import Final
 from zlib import crc32
@@ -31,7 +31,10 @@ from trionsq.storage.log.format import (
 )
 from trionsq.wire.bodies import Bodies, PackedBodies, StridedBodies, slice_fields
 
-__all__ = ["encode_record", "join_batches", "parse_batch"]
+__all__ = ["MAX_JOINED_BYTES", "encode_record", "join_batches", "join_entries", "parse_batch"]
+
+MAX_JOINED_BYTES: Final = 1 << 20
+"""Single publishes of one round become one record up to this size. A larger batch is one record."""
 
 _ID: Final = 16
 _STAMP: Final = 8
@@ -57,8 +60,8 @@ def encode_record(
     sequence: int,
     header: SegmentHeader,
     *,
-    key: bytes | None = None,
     origin: Origin | None = None,
+    round_offset: int | None = None,
 ) -> list[bytes]:
     """Return the pieces of the record that holds ``batch``, to be written one behind the other.
 
@@ -66,8 +69,8 @@ def encode_record(
         batch: the messages.
         sequence: of the first one.
         header: of the segment that the record is for.
-        key: of an idempotent publish.
         origin: where moved messages came from.
+        round_offset: where the first record of its round begins, if that is another one.
 
     Raises:
         FormatError: the batch does not fit into a record.
@@ -96,6 +99,7 @@ def encode_record(
     for piece in pieces:
         nbytes += len(piece)
         crc = crc32(piece, crc)
+    key, digest = (None, None) if batch.key is None else batch.key
     head = RecordHead(
         offset=0,
         nbytes=0,
@@ -109,6 +113,8 @@ def encode_record(
         ids=ranges,
         key=key,
         origin=origin,
+        digest=digest,
+        round_offset=round_offset,
     )
     return [encode_head(head, header), *pieces]
 
@@ -148,17 +154,43 @@ def join_batches(batches: Sequence[MessageBatch], sequence: int | None = None) -
     """Return the messages of batches as one batch: of several, copies in memory of its own.
 
     Args:
-        batches: at least one, all with one delay.
+        batches: at least one, all with one delay; one alone if it has a key.
         sequence: of the first message; None: the batch has no sequences.
     """
     first = batches[0]
     bodies, ids, stamps = first.bodies, first.ids, first.stamps
     if len(batches) > 1:
-        assert all(batch.defer_ms == first.defer_ms for batch in batches)
+        assert all((it.defer_ms, it.key) == (first.defer_ms, None) for it in batches)
         bodies, ids = _join_bodies([batch.bodies for batch in batches]), _join_ids(batches)
         stamps = _join_stamps(batches)
     sequences = None if sequence is None else range(sequence, sequence + bodies.count)
-    return MessageBatch(bodies, ids, first.timestamp_ns, first.defer_ms, stamps, sequences)
+    return MessageBatch(
+        bodies, ids, first.timestamp_ns, first.defer_ms, stamps, sequences, first.key
+    )
+
+
+def join_entries(entries: Iterable[tuple[MessageBatch, int]]) -> list[MessageBatch]:
+    """Return the records of a round: single publishes with one delay and no key become one."""
+    records: list[MessageBatch] = []
+    together: list[MessageBatch] = []
+    first = nbytes = 0
+
+    for batch, sequence in entries:
+        size = batch.bodies.nbytes
+        if together and (
+            nbytes + size > MAX_JOINED_BYTES
+            or batch.defer_ms != together[0].defer_ms
+            or batch.key is not together[0].key
+        ):
+            records.append(join_batches(together, first))
+            together, nbytes = [], 0
+        if not together:
+            first = sequence
+        together.append(batch)
+        nbytes += size
+    if together:
+        records.append(join_batches(together, first))
+    return records
 
 
 def _join_bodies(parts: Sequence[Bodies]) -> Bodies:

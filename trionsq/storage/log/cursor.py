@@ -38,6 +38,7 @@ class Cursor:
         depth: messages before the frontier that are to be read, and returned ones beside memory.
         held: the deferred messages.
         is_paused: whether the channel is.
+        generation: counts up with each `empty` or seek: what a job brings back later is void.
         low: messages before it are finished, as the last snapshot, or a seek behind it, saw that.
         replay_end: deferred messages before it are not in `held` before they are read.
     """
@@ -67,8 +68,9 @@ class Cursor:
         self._batches_nbytes = 0
         self._place: Place | None = None
         self._is_reading = False
-        # Counts up with each `empty` or seek: what a job brings back later is void.
-        self._generation = 0
+        self.generation = 0
+        # What is beside memory, as messages: places, places being read, messages.
+        self._returned_count = 0
         self._returned: deque[MessageRange] = deque()
         self._fetching: list[MessageRange] = []
         self._fetched: deque[Segment] = deque()
@@ -108,6 +110,7 @@ class Cursor:
         count = segment.last - segment.first
         self.depth += count
         if not self._advance(segment):
+            self._returned_count += count
             self._returned.extend(segment_ranges(segment))
 
     def _advance(self, segment: Segment) -> bool:
@@ -152,11 +155,11 @@ class Cursor:
             if last <= first:
                 continue  # what was damaged ends in a gap
             if batch.defer_ms:
-                if self._is_held():
+                # From its publishing on each channel holds it, unless it replays that.
+                if self.next >= self.replay_end:
                     self.next = batch.sequences[0] + last
                     continue
-                if self.next < self.replay_end:
-                    last = min(last, self.replay_end - batch.sequences[0])
+                last = min(last, self.replay_end - batch.sequences[0])
             last = min(last, first + max_count)
             last = first + count_fitting(batch.bodies, first, last - first, max_bytes)
             self.next = batch.sequences[0] + last
@@ -167,14 +170,10 @@ class Cursor:
 
     def _drop_surplus(self) -> None:
         """All is read: what is counted beside returned messages was lost."""
-        surplus = self.depth - sum(one.count for one in self._returned_ranges())
+        surplus = self.depth - self._returned_count
         if surplus:
             self.depth -= surplus
             self._note_damaged(surplus)
-
-    def _is_held(self) -> bool:
-        # Each channel holds deferred messages from their publishing on, but for replayed ones.
-        return self.next >= self.replay_end
 
     def _batch_at_next(self) -> MessageBatch | None:
         """Return the batch that has the next message; None if it is being read."""
@@ -191,7 +190,7 @@ class Cursor:
         if cached is None and not self._is_reading:
             self._is_reading = True
             place, self._place = self._place, None
-            generation = self._generation
+            generation = self.generation
             self._log.read_block(
                 self.next, self.frontier, place, lambda block: self._have_read(block, generation)
             )
@@ -216,7 +215,7 @@ class Cursor:
             self._note_damaged(lost)
 
     def _have_read(self, block: Block, generation: int) -> None:
-        if generation != self._generation:
+        if generation != self.generation:
             self._log.release_block(block.nbytes)
             return
         self._is_reading = False
@@ -248,6 +247,7 @@ class Cursor:
             self._fetched.appendleft(Segment(segment.batch, middle, segment.last, segment.attempts))
             segment = Segment(segment.batch, segment.first, middle, segment.attempts)
         self.depth -= segment.count
+        self._returned_count -= segment.count
         return segment
 
     def _fetch(self) -> None:
@@ -260,13 +260,13 @@ class Cursor:
                 one = one._replace(count=left)
             self._fetching.append(one)
             left -= one.count
-        generation = self._generation
+        generation = self.generation
         self._log.read_ranges(self._fetching, lambda read: self._have_fetched(read, generation))
 
     def _have_fetched(self, read: RangesRead, generation: int) -> None:
         nbytes = sum(map(share_nbytes, read.segments))
         self._log.release_block(nbytes)  # they are few
-        if generation != self._generation:
+        if generation != self.generation:
             return
         self._fetching = []
         self._returned.extendleft(reversed(read.unread))
@@ -276,6 +276,7 @@ class Cursor:
             self._fetch_messages = max(1, min(_FETCH_BYTES * count // nbytes, _MAX_FETCH_MESSAGES))
         if read.lost:
             self.depth -= read.lost
+            self._returned_count -= read.lost
             self._note_damaged(read.lost)
         self.caught_up()
 
@@ -331,7 +332,7 @@ class Cursor:
 
     def release(self) -> None:
         """Let go of what was read ahead, and ignore what a job will bring."""
-        self._generation += 1
+        self.generation += 1
         self._log.release_block(self._batches_nbytes)
         self._batches.clear()
         self._batches_nbytes = 0
@@ -341,6 +342,7 @@ class Cursor:
     def _restart(self, sequence: int) -> None:
         self.release()
         self._returned.clear()
+        self._returned_count = 0
         self._fetching = []
         self._fetched.clear()
         self.next = self.low = sequence
@@ -356,11 +358,8 @@ class Cursor:
 
     # The state
 
-    def row(self, topic: int, open_: Iterable[MessageRange] = ()) -> StoredChannel:
-        """Return what the state should have of the channel; ``open_``: what is read, not finished.
-
-        ``topic`` is the number of its topic.
-        """
+    def row(self, topic: int) -> StoredChannel:
+        """Return what the state should have but for what is open; ``topic``: number of that."""
         replay_end = self.replay_end if self.next < self.replay_end else 0
         return StoredChannel(
             number=self.number,
@@ -369,7 +368,7 @@ class Cursor:
             paused=self.is_paused,
             next=self.next,
             frontier=self.frontier,
-            open=pack_open(open_, self.skipped, replay_end),
+            open=pack_open((), self.skipped, replay_end),
             fired_ns=self.held.fired_ns,
         )
 
@@ -379,14 +378,14 @@ class Cursor:
         ``skipped``: messages before the frontier that are, or were, in `held`.
         """
         self._returned.extend(returned)
-        self.depth += sum(one.count for one in self._returned) - skipped
+        self._returned_count = sum(one.count for one in self._returned)
+        self.depth += self._returned_count - skipped
 
     @property
     def skipped(self) -> int:
         """Messages from `next` to the frontier that are, or were, in `held`."""
-        returned = sum(one.count for one in self._returned_ranges())
         ahead = self.frontier - self.next - self._log.count_gaps(self.next, self.frontier)
-        return max(0, ahead - (self.depth - returned))
+        return max(0, ahead - (self.depth - self._returned_count))
 
     def returned(self) -> Iterator[MessageRange]:
         """Yield what has returned, beside what is in the channel's memory."""

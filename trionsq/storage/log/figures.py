@@ -47,6 +47,10 @@ class LogFigures:
     def __repr__(self) -> str:
         return f"<LogFigures rounds={self.rounds} failed={self.failed_rounds}>"
 
+    def forget_sizes(self) -> None:
+        """Older segments have other sizes than before."""
+        self._older = None
+
     def disk_nbytes(self, segments: Sequence[SegmentFile]) -> int:
         """Return the size of the segments of a log. All but the newest have their final size."""
         if not segments:

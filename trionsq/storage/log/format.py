@@ -39,6 +39,7 @@ _NONE: Final = 2**64 - 1
 # end, time of creation, 0; the CRC of all this follows.
 _SEGMENT: Final = Struct(">8sHHIQQQQqI")
 _COPY_BYTES: Final = _SEGMENT.size + 4
+_REMAINDER: Final = 1
 
 SEGMENT_HEADER_BYTES: Final = 2 * _COPY_BYTES
 """Bytes of a segment before its first record: the header stands there twice."""
@@ -68,6 +69,8 @@ _ALL_FLAGS: Final = IDS_IN_SECTION | STAMPS_IN_SECTION | EQUAL_SIZES
 _RANGES: Final = 1
 _KEY: Final = 2
 _ORIGIN: Final = 3
+_DIGEST: Final = 4
+_ROUND: Final = 5
 _ITEM: Final = Struct(">BH")
 _RANGE: Final = Struct(">QI")
 _POSITION: Final = Struct(">Q")
@@ -102,6 +105,7 @@ class SegmentHeader:
         created_ns: when the file was made, in nanoseconds since the epoch.
         previous_first: first sequence of the segment before this one; None if there is none.
         previous_end: size up to which that segment counts; None if it was not known.
+        is_remainder: the segment has what is still needed of older ones, and their place.
     """
 
     incarnation: int
@@ -110,6 +114,7 @@ class SegmentHeader:
     created_ns: int
     previous_first: int | None = None
     previous_end: int | None = None
+    is_remainder: bool = False
 
     def to_bytes(self) -> bytes:
         """Return the SEGMENT_HEADER_BYTES with which the file begins."""
@@ -123,7 +128,7 @@ class SegmentHeader:
             self.first_sequence,
             *previous,
             self.created_ns,
-            0,
+            _REMAINDER if self.is_remainder else 0,
         )
         return 2 * (fields + _CRC.pack(crc32(fields)))
 
@@ -136,13 +141,14 @@ class SegmentHeader:
             FormatError: the file is no segment, or its header is damaged.
         """
         for at in cls.good_copies(data):
-            _, version, _, salt, number, first, *previous, created_ns, _ = _SEGMENT.unpack_from(
+            _, version, _, salt, number, first, *previous, created_ns, flags = _SEGMENT.unpack_from(
                 data, at
             )
             if version != _VERSION:
                 raise UnsupportedError(f"the segment has version {version}, not {_VERSION}")
             before, end = (None if it == _NONE else it for it in previous)
-            return cls(number, first, salt, created_ns, before, end)
+            is_remainder = bool(flags & _REMAINDER)
+            return cls(number, first, salt, created_ns, before, end, is_remainder)
         raise FormatError("the file does not begin with the header of a segment")
 
     @staticmethod
@@ -175,6 +181,8 @@ class RecordHead:
         ids: the first id and the count of each range of ids; None if the section has the ids.
         key: of an idempotent publish.
         origin: where moved messages came from.
+        digest: of an idempotent publish.
+        round_offset: where the first record of its round begins; None if that is not said.
     """
 
     offset: int
@@ -189,6 +197,8 @@ class RecordHead:
     ids: tuple[tuple[int, int], ...] | None = None
     key: bytes | None = None
     origin: Origin | None = None
+    digest: bytes | None = None
+    round_offset: int | None = None
 
     @property
     def body_offset(self) -> int:
@@ -217,6 +227,10 @@ def encode_head(head: RecordHead, header: SegmentHeader) -> bytes:
         extra += _item(_RANGES, b"".join([_RANGE.pack(*one) for one in head.ids]))
     if head.key is not None:
         extra += _item(_KEY, head.key)
+    if head.digest:
+        extra += _item(_DIGEST, head.digest)
+    if head.round_offset is not None:
+        extra += _item(_ROUND, _POSITION.pack(head.round_offset))
     if head.origin is not None:
         name, position = head.origin
         extra += _item(_ORIGIN, _POSITION.pack(position) + name.encode())
@@ -299,6 +313,10 @@ def _add_items(head: RecordHead, extra: bytes) -> None:
             head.ids = _ranges(data, head.count)
         elif kind == _KEY:
             head.key = data
+        elif kind == _DIGEST:
+            head.digest = data
+        elif kind == _ROUND and nbytes == _POSITION.size:
+            (head.round_offset,) = _POSITION.unpack(data)
         elif kind == _ORIGIN:
             head.origin = _origin(data)
 

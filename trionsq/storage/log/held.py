@@ -9,7 +9,9 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from heapq import heapify, heappop, heappush
+from itertools import chain, starmap
 from typing import Final
 
 from trionsq.core.batch import Segment
@@ -100,6 +102,8 @@ class HeldMessages:
         self._full: list[_Chunk] = []
         self._heap: list[tuple[int, int, _Chunk]] = []
         self._dropped: list[int] = []
+        # What `changes` gave last of that: it may never come to the state.
+        self._given: tuple[int, ...] = ()
         self._fired_ns = 0
         # What left the chunks, and is not popped.
         self._due = DueReader(source, self._have_lost, lambda: scan_at(0.0))
@@ -272,6 +276,7 @@ class HeldMessages:
         """Change all times in a way that keeps their order; the state gets all chunks anew."""
         self._full = [chunk for _, _, chunk in self._heap]
         for chunk in self._full:
+            chunk.packed = chunk.packed[:]  # a thread may read the old one
             for place in range(0, len(chunk.packed), 3):
                 chunk.packed[place] = moved(chunk.packed[place])
         self._heap = []
@@ -318,27 +323,29 @@ class HeldMessages:
         found += [chunk.min_sequence for _, _, chunk in self._heap]
         return min(found, default=None)
 
-    def changes(self, channel: int) -> list[Change]:
-        """Return what the state lacks; they are given once."""
+    def all_ranges(self) -> tuple[list[array[int]], list[HeldRange]]:
+        """Return the ranges for a thread to read: chunks, also with what has left, and others."""
+        return [chunk.packed for _, _, chunk in self._heap], list(self._recent)
+
+    def changes(self, channel: int) -> Iterator[Change]:
+        """Yield what the state lacks now, also if it is asked for later; it is given once."""
         if not self.has_changed:
-            return []
+            return iter(())
         self.has_changed = False
-        full, self._full = self._full, []
-        changes: list[Change] = [
-            _put(channel, chunk.number, chunk.packed) for chunk in full if chunk.next_ns is not None
-        ]
+        full = [(chunk.number, chunk.packed) for chunk in self._full if chunk.next_ns is not None]
+        self._full = []
         if not self._recent:
             self._dropped.append(self._number)
         elif self._has_new:  # the state knows by `fired_ns` what has left
-            changes.append(_put(channel, self._number, pack_held(sorted(self._recent))))
+            full.append((self._number, pack_held(sorted(self._recent))))
         self._has_new = False
-        dropped, self._dropped = self._dropped, []
-        changes.append(DropHeld(channel, tuple(dropped)))
-        return changes
+        self._given, self._dropped = tuple(self._dropped), []
+        return chain(starmap(partial(_put, channel), full), [DropHeld(channel, self._given)])
 
     def chunk_numbers(self) -> tuple[int, ...]:
         """Return the numbers of all chunks that the state may have."""
-        return (*self._dropped, *(number for _, number, _ in self._heap), self._number)
+        in_heap = (number for _, number, _ in self._heap)
+        return (*self._given, *self._dropped, *in_heap, self._number)
 
 
 def _push_next(

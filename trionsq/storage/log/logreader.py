@@ -12,6 +12,7 @@ from trionsq.storage.log.reading import (
     Block,
     Place,
     RangesRead,
+    is_stale,
     read_block,
     read_ranges,
     share_nbytes,
@@ -68,9 +69,11 @@ class LogReader:
         """Read the messages from ``sequence`` on. A failed read is repeated."""
         blocks: list[Block] = []
         max_bytes, disk = self._node.block_bytes(), self._node.disk
+        used: list[SegmentFile] = []
 
         def job() -> None:
-            blocks.append(read_block(disk, list(segments), sequence, max_bytes, end, place))
+            used[:] = segments
+            blocks[:] = [read_block(disk, used, sequence, max_bytes, end, place)]
 
         def finished(error: Exception | None) -> None:
             self._node.report_error(self._name, error)
@@ -79,6 +82,9 @@ class LogReader:
                 self._node.retry_read(job, finished)
                 return
             [block] = blocks
+            if block.damage and is_stale(used):
+                self._node.submit_job(job, finished)
+                return
             self._node.release_block(max_bytes - block.nbytes)
             if block.damage:
                 self._node.report_damage(self._name, block.damage)
@@ -99,9 +105,11 @@ class LogReader:
         found: list[RangesRead] = []
         max_bytes, disk = self._node.block_bytes(), self._node.disk
         most_bytes = _BLOCKS_A_READ * max_bytes
+        used: list[SegmentFile] = []
 
         def job() -> None:
-            found.append(read_ranges(disk, list(segments), ranges, max_bytes, most_bytes))
+            used[:] = segments
+            found[:] = [read_ranges(disk, used, ranges, max_bytes, most_bytes)]
 
         def finished(error: Exception | None) -> None:
             self._node.report_error(self._name, error)
@@ -109,6 +117,9 @@ class LogReader:
                 self._node.retry_read(job, finished)
                 return
             [read] = found
+            if read.damage and is_stale(used):
+                self._node.submit_job(job, finished)
+                return
             self._node.release_block(max_bytes - sum(map(share_nbytes, read.segments)))
             if read.damage:
                 self._node.report_damage(self._name, read.damage)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
 from trionsq.core.round import Round
-from trionsq.disk import Disk
+from trionsq.disk import Disk, close_quietly
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.rows import (
     AddTopic,
@@ -26,12 +27,16 @@ from trionsq.storage.log.rows import (
 )
 from trionsq.storage.log.topiclog import TopicLog
 
-__all__ = ["MovedQueues", "begin_log", "serve_log"]
+__all__ = ["MovedQueues", "QueueFiles", "begin_log", "files_of_queues", "serve_log"]
 
 log = logging.getLogger("trionsq")
 
 _KEY: Final = "moved"
 _FILES: Final = ".diskqueue."
+_RECORDS: Final = re.compile(r"(.+)\.diskqueue\.\d+\.dat")
+
+QueueFiles = Mapping[str, Mapping[str, int] | None]
+"""The record files of disk queues: sizes by name, by name of the queue; None if not known."""
 
 
 def begin_log(node: LogNode, name: str) -> tuple[TopicLog, Round]:
@@ -53,21 +58,43 @@ def serve_log(node: LogNode, topic_log: TopicLog, channels: Sequence[Change]) ->
     return node.commit(changes)
 
 
+def files_of_queues(disk: Disk, queues: Iterable[str]) -> dict[str, dict[str, int]]:
+    """Return the record files that queues have now. Blocks.
+
+    Raises:
+        OSError: one of them cannot be opened.
+    """
+    found: dict[str, dict[str, int]] = {queue: {} for queue in queues}
+    for name in disk.names():
+        match = _RECORDS.fullmatch(name)
+        if match is not None and match[1] in found:
+            file = disk.open(name)
+            try:
+                found[match[1]][name] = file.size()
+            finally:
+                close_quietly(file)
+    return found
+
+
 class MovedQueues:
     """The disk queues that count no more, by the number of the log that has their messages."""
 
     def __init__(self, node: LogNode, meta: Mapping[str, bytes]) -> None:
         self._node = node
-        self._queues: dict[int, list[str]] = {}
+        self._queues: dict[int, QueueFiles] = {}
         if data := meta.get(_KEY):
-            self._queues = {int(number): names for number, names in json.loads(data).items()}
+            # An earlier release noted names alone.
+            self._queues = {
+                int(number): dict.fromkeys(found) if isinstance(found, list) else found
+                for number, found in json.loads(data).items()
+            }
 
     def __repr__(self) -> str:
         return f"<MovedQueues {self._queues}>"
 
-    def add(self, number: int, queues: Sequence[str]) -> Change:
-        """Return the change that notes queues."""
-        self._queues[number] = list(queues)
+    def add(self, number: int, queues: QueueFiles) -> Change:
+        """Return the change that notes queues with the files that were moved."""
+        self._queues[number] = queues
         return self._change()
 
     def forget(self, number: int) -> None:
@@ -78,15 +105,28 @@ class MovedQueues:
     def remove_files(self, content: StateContent) -> None:
         """Remove the files at a start, before a queue is opened. Blocks.
 
+        What the original wrote to a queue since then stays, with all of its files.
+
         Raises:
             OSError: some of them are still there.
         """
         if not self._queues:
             return
         topics = {row.number for row in content.topics}
+        disk, moved = self._node.disk, dict[str, Mapping[str, int] | None]()
         # A topic that was deleted meanwhile may have been made again, with queues of these names.
-        queues = {name for number in self._queues.keys() & topics for name in self._queues[number]}
-        _remove_files(self._node.disk, queues)
+        for number in self._queues.keys() & topics:
+            moved.update(self._queues[number])
+        for queue, files in files_of_queues(disk, moved).items():
+            known = moved[queue]
+            if known is not None and any(files[name] > known.get(name, -1) for name in files):
+                log.error(
+                    "LOG: somebody wrote to the disk queue %s after its messages were moved to a "
+                    "log: its files stay",
+                    queue,
+                )
+                del moved[queue]
+        _remove_files(disk, moved.keys())
         self._queues.clear()
         self._node.commit([self._change()])
 
@@ -94,7 +134,7 @@ class MovedQueues:
         return PutMeta(_KEY, json.dumps(self._queues).encode())
 
 
-def _remove_files(disk: Disk, queues: set[str]) -> None:
+def _remove_files(disk: Disk, queues: Container[str]) -> None:
     names = [
         name
         for name in disk.names()

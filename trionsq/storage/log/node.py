@@ -1,4 +1,4 @@
-"""The logs of one node: one state, and one job at a time that commits, writes and removes.
+"""The logs of one node: one state, and one job at a time that commits and writes.
 
 The jobs have the order in which the loop asked for them. So what was committed before a publish is
 durable before the publisher's OK, and a file goes only after the commit that says so.
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
+from trionsq.core.batch import MessageBatch
 from trionsq.core.round import Round
 from trionsq.disk import Disk
 from trionsq.storage.folder import DataFolder, Job, JobDone, error_text
@@ -20,20 +21,19 @@ from trionsq.storage.log.damage import DamagedPlaces, show_error
 from trionsq.storage.log.figures import StateFigures
 from trionsq.storage.log.journals import DEFAULT_JOURNAL_BYTES, Journals
 from trionsq.storage.log.names import incarnation_of
+from trionsq.storage.log.nodejobs import NodeJob, NodeJobs
 from trionsq.storage.log.reserve import RESERVE_FILE
-from trionsq.storage.log.roundjob import RoundJob
 from trionsq.storage.log.rows import (
     AddTopic,
     Change,
     DropTopic,
     ForgetTopic,
     State,
-    StateError,
-    numbers_added,
 )
 from trionsq.storage.log.seeking import begin_cursor
 from trionsq.storage.log.segments import Damage
 from trionsq.storage.log.segmentwriter import SegmentFile, SegmentWriter
+from trionsq.storage.log.storedkeys import StoredKeys
 from trionsq.storage.log.tailcache import TailCache
 from trionsq.storage.log.topiclog import TopicLog
 
@@ -42,10 +42,6 @@ __all__ = ["DEFAULT_SEGMENT_BYTES", "LogNode"]
 log = logging.getLogger("trionsq")
 
 DEFAULT_SEGMENT_BYTES: Final = 128 * 1024 * 1024
-# Topics written in one job: the others get the next one.
-_MAX_TOPICS_A_JOB: Final = 256
-# Commits after which SQLite's journal is taken into the file.
-_COMMITS_PER_CHECKPOINT: Final = 256
 
 
 class LogNode:
@@ -58,7 +54,9 @@ class LogNode:
         durability: of new topics.
         next_number: of the next topic or channel.
         damaged: damaged places of the logs.
+        keys: of idempotent publishes that are in the logs.
         figures: counts, for operators.
+        holds: how many copy or replace files; nothing is removed meanwhile.
     """
 
     def __init__(
@@ -70,6 +68,7 @@ class LogNode:
         segment_bytes: int = DEFAULT_SEGMENT_BYTES,
         journal_bytes: int = DEFAULT_JOURNAL_BYTES,
         next_number: int = 1,
+        keys: StoredKeys | None = None,
     ) -> None:
         self.folder = folder
         self.state = state
@@ -78,19 +77,12 @@ class LogNode:
         self.damaged = DamagedPlaces(folder.faults)
         self.figures = StateFigures()
         self.durability = durability
-        self._segment_bytes = segment_bytes
+        self.keys = keys or StoredKeys()
+        self.segment_bytes = segment_bytes
         self._journals = Journals[TopicLog](folder.disk, self.figures.fsync_s, journal_bytes)
-        self._dirty: dict[TopicLog, None] = {}
-        self._changes: list[Change] = []
-        # Changes that could not be committed; they go with the next ones.
-        self._failed: list[Change] = []
-        self._commit: Round | None = None
-        self._under_way: Round | None = None
-        self._is_working = False
-        # Who copies files, and what is to be removed behind that.
-        self._holds = 0
+        self._jobs = NodeJobs(folder.background, state, self._journals, self._end_job)
+        self.holds = 0
         self._held: list[tuple[Callable[[], Sequence[str]], Callable[[], None]]] = []
-        self._commits = 0
         self._reads_to_retry: list[tuple[Job, JobDone]] = []
         self._caches = CacheBudget()
         self._reads = ReadBudget()
@@ -125,7 +117,7 @@ class LogNode:
     def new_writer(self, name: str, number: int, last: SegmentFile | None) -> SegmentWriter:
         """Return what writes the log of a topic."""
         fsync_s = self.figures.fsync_s
-        return SegmentWriter(self.disk, name, number, self._segment_bytes, fsync_s, last)
+        return SegmentWriter(self.disk, name, number, self.segment_bytes, fsync_s, last)
 
     def new_cursor(self, log_: TopicLog, name: str, begin_at: int | None = None) -> Cursor:
         """Make the cursor of a new channel; see `begin_cursor`."""
@@ -153,8 +145,11 @@ class LogNode:
         def removed() -> None:
             self.commit([ForgetTopic(number)])
 
+        never_written = self._jobs.forget_log(log_)
         committed = self.commit([DropTopic(number)])
         self.remove_after(committed, names, removed)
+        if never_written is not None:
+            never_written.finish("the topic is deleted")
 
     def remove_after(
         self,
@@ -176,7 +171,7 @@ class LogNode:
     def _remove_files(
         self, names: Callable[[], Sequence[str]], removed: Callable[[], None]
     ) -> None:
-        if self._holds:
+        if self.holds:
             self._held.append((names, removed))
             return
 
@@ -196,21 +191,23 @@ class LogNode:
 
     def hold_files(self) -> None:
         """Remove no files until `release_files`: somebody copies them."""
-        self._holds += 1
+        self.holds += 1
 
     def release_files(self) -> None:
         """Remove what was to be removed meanwhile, if nobody else holds it."""
-        self._holds -= 1
-        if not self._holds:
+        self.holds -= 1
+        if not self.holds:
             held, self._held = self._held, []
             for names, removed in held:
                 self._remove_files(names, removed)
 
     # Work
 
-    def write_soon(self, log_: TopicLog) -> None:
-        self._dirty[log_] = None
-        self._work()
+    def add_batch(self, log_: TopicLog, batch: MessageBatch, first: int) -> Round:
+        return self._jobs.add_batch(log_, batch, first)
+
+    def sync_log(self, log_: TopicLog, *, probe: bool) -> None:
+        self._jobs.sync_log(log_, probe=probe)
 
     def note_unsynced(self, log_: TopicLog) -> None:
         # What `always` has not synced to its segment, a journal has.
@@ -220,120 +217,36 @@ class LogNode:
             self.folder.changed.pop(log_, None)
 
     def commit(self, changes: Sequence[Change]) -> Round:
-        self._changes += changes
-        if self._commit is None:
-            self._commit = Round()
-        committed = self._commit
-        self._work()
-        return committed
+        return self._jobs.commit([*self.keys.changes(), *changes])
 
     def committed(self) -> Round | None:
         """Return the round of all changes so far; None if they are durable.
 
         Changes that failed are tried again.
         """
-        if self._commit is not None:
-            return self._commit
-        if self._failed and self._under_way is None:
-            return self.commit([])
-        return self._under_way
+        return self._jobs.committed()
 
-    def _work(self) -> None:
-        if self._is_working:
-            return
-        committed, self._commit = self._commit, None
-        new, self._changes = self._changes, []
-        jobs: list[RoundJob[TopicLog]] = []
-        for log_ in list(self._dirty)[:_MAX_TOPICS_A_JOB]:
-            del self._dirty[log_]
-            job = log_.begin_round()
-            if job is not None:
-                jobs.append(job)
-        if committed is None and not jobs:
-            return
-        if self._failed:  # a round takes them along
-            committed = committed or Round()
-        changes, self._failed = [*self._failed, *new], []
-        self._is_working = True
-        self._under_way = committed
-        failures: list[StateError] = []
+    def _end_job(self, job: NodeJob) -> None:
+        self._show_full()
+        self._end_commit(job)
+        for one in job.rounds:
+            one.log.end_round(one)
 
-        def work() -> None:
-            try:
-                self.state.apply(changes)
-            except StateError as error:
-                failures.append(error)
-            without_row = numbers_added(changes) if failures else set()
-            for job in jobs:
-                if job.log.number in without_row:
-                    job.error = failures[0]
-            self._journals.write([job for job in jobs if job.error is None])
-
-        def done(error: Exception | None) -> None:
-            self._under_way = None
-            self._show_full()
-            failure = failures[0] if failures else error
-            try:
-                self._end_commit(changes, committed, failure)
-                for job in jobs:
-                    if error is not None and job.error is None:
-                        job.error = error
-                    job.log.end_round(job)
-                if not any(job.error for job in jobs):  # then `retry` goes on
-                    for log_ in self._journals.logs_to_sync():
-                        log_.sync()
-            finally:
-                self._is_working = False  # not before: what is asked for meanwhile is one job
-                self._checkpoint_if_due()
-                self._work()
-
-        self.folder.background.submit(work, done)
-
-    def _checkpoint_if_due(self) -> None:
-        """Shorten SQLite's journal, after the publishers have their answers."""
-        if self._commits < _COMMITS_PER_CHECKPOINT:
-            return
-        self._commits = 0
-        self._is_working = True
-        failures: list[StateError] = []
-
-        def checkpoint() -> None:
-            try:
-                self.state.checkpoint()
-            except StateError as error:
-                failures.append(error)
-
-        def done(error: Exception | None) -> None:
-            self._is_working = False
-            for failure in failures:
-                log.warning("LOG: %s", failure)  # the next checkpoint tries again
-            self._work()
-
-        self.folder.background.submit(checkpoint, done)
-
-    def _end_commit(
-        self, changes: list[Change], committed: Round | None, failure: Exception | None
-    ) -> None:
-        if not changes:
-            if committed is not None:
-                committed.finish()
-            return
-        faults, name = self.folder.faults, "trionsq.state.db"
-        if failure is None:
-            faults.pop(name, None)
-            self._commits += 1
-            self.figures.commits += 1
-            if committed is not None:
-                committed.finish()
-            return
-        self.figures.failed_commits += 1
-        text = str(failure)
-        if faults.get(name) != text:
-            log.error("LOG: committing the state failed: %s", text)
-        faults[name] = text
-        self._failed = changes
-        if committed is not None:
-            committed.finish(text)
+    def _end_commit(self, job: NodeJob) -> None:
+        text: str | None = None
+        if job.changes:
+            faults, name = self.folder.faults, "trionsq.state.db"
+            if job.failure is None:
+                faults.pop(name, None)
+                self.figures.commits += 1
+            else:
+                self.figures.failed_commits += 1
+                text = str(job.failure)
+                if faults.get(name) != text:
+                    log.error("LOG: committing the state failed: %s", text)
+                faults[name] = text
+        if job.committed is not None:
+            job.committed.finish(text)
 
     def close(self) -> None:
         """Release the files. In a job, when all is durable that can be."""
@@ -352,10 +265,7 @@ class LogNode:
 
     def retry(self) -> None:
         """Commit what could not be committed, and read what could not be read."""
-        if self.is_full:
-            self._commits = _COMMITS_PER_CHECKPOINT  # a checkpoint makes the reserve again
-        if self._failed or self.is_full:
-            self.commit([])
+        self._jobs.retry(checkpoint=self.is_full)  # a checkpoint makes the reserve again
         reads, self._reads_to_retry = self._reads_to_retry, []
         for job, done in reads:
             self.submit_job(job, done)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from trionsq.disk import Disk, DiskFile, close_quietly
+from trionsq.disk import Disk, DiskFile, close_quietly, read_pieces, replace_file
 from trionsq.storage.log.cursor import Cursor
 from trionsq.storage.log.damage import DamagedPlace
 from trionsq.storage.log.format import (
@@ -22,7 +22,7 @@ from trionsq.storage.log.format import (
     SegmentHeader,
     UnsupportedError,
 )
-from trionsq.storage.log.names import is_draft_name, parse_segment_name, segment_name
+from trionsq.storage.log.names import draft_name, is_draft_name, parse_segment_name, segment_name
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.ranges import (
     Gaps,
@@ -76,11 +76,13 @@ class _Tail:
     Attributes:
         end: the sequence behind the last record.
         deferred: heads of deferred records.
+        keyed: heads of idempotent publishes.
         last_id: of the last message.
     """
 
     end: int = 0
     deferred: list[RecordHead] = field(default_factory=list)
+    keyed: list[RecordHead] = field(default_factory=list)
     last_id: int = 0
 
     def note_record(self, head: RecordHead, scan_from: int) -> None:
@@ -88,6 +90,8 @@ class _Tail:
         self.end = max(self.end, head.next_sequence)
         if head.defer_ms and head.next_sequence > scan_from:
             self.deferred.append(head)
+        if head.key is not None:
+            self.keyed.append(head)
         if head.ids:
             first, count = head.ids[-1]
             self.last_id = max(self.last_id, first + count - 1)
@@ -112,6 +116,7 @@ def open_logs(node: LogNode, content: StateContent) -> list[FoundLog]:
             *(n + 1 for n in content.tombstones),
         ]
     )
+    node.keys.load(content.meta)
     channels: dict[int, list[StoredChannel]] = defaultdict(list)
     for channel in content.channels:
         channels[channel.topic].append(channel)
@@ -122,6 +127,9 @@ def open_logs(node: LogNode, content: StateContent) -> list[FoundLog]:
         _open_log(node, row, files.pop(row.number, []), channels[row.number], held)
         for row in content.topics
     ]
+    if found:
+        # A kill may have come between the naming of a segment and the fsync of that.
+        disk.sync_folder()
     for number in content.tombstones:
         _remove(disk, [name for _, name in files.pop(number, [])])
     if content.tombstones:
@@ -203,6 +211,8 @@ def _open_log(
         topic_log.cursors[channel.number] = cursor
         found.channels.append(cursor)
     topic_log.is_paused = row.paused
+    for head in sorted(tail.keyed, key=lambda head: head.sequence):
+        node.keys.add_found(row.number, head)
     node.commit([UpdateTopic(topic_log.row())])
     return found
 
@@ -262,8 +272,24 @@ def _chain(node: LogNode, row: StoredTopic, files: list[tuple[int, str]]) -> lis
     unneeded = [name for name, _, _ in headers.values()]
     while len(segments) > 1 and segments[1].first <= row.first:
         unneeded.append(segments.pop(0).name)
+    _name_again(node.disk, segments, headers)
     _remove(node.disk, unneeded)
     return segments
+
+
+def _name_again(disk: Disk, segments: list[SegmentFile], unneeded: Iterable[int]) -> None:
+    """Make sure that remainders keep their names before what they were made of goes.
+
+    An fsync of the folder may have failed before a kill, and then no later one proves anything.
+    """
+    for segment in segments:
+        if any(segment.first <= first < segment.named_first for first in unneeded):
+            file = disk.open(segment.name)
+            try:
+                pieces = read_pieces(file)
+                replace_file(disk, segment.name, pieces, draft=draft_name(segment.name))
+            finally:
+                close_quietly(file)
 
 
 def _read_headers(
@@ -301,6 +327,8 @@ def _scan_tail(
     tail = _Tail()
     for at in reversed(range(len(segments))):
         is_needed = at + 1 == len(segments) or segments[at + 1].first > scan_from
+        # A key that was not durable yet may be in the segment that was the newest then.
+        is_needed |= place is not None and place[0] == segments[at].first
         if not is_needed and tail.last_id:
             break
         segment = segments[at]

@@ -13,7 +13,7 @@ from trionsq.core.batch import MessageBatch, Segment
 from trionsq.core.peek import MAX_SEGMENTS, Page, PeekStale, PeekTooFar
 from trionsq.disk import Disk
 from trionsq.storage.log.ranges import Gaps, HeldRange, MessageRange
-from trionsq.storage.log.reading import read_block, read_ranges
+from trionsq.storage.log.reading import is_stale, read_block, read_ranges
 from trionsq.storage.log.segments import Damage
 from trionsq.storage.log.segmentwriter import SegmentFile, end_of, sequences_of
 
@@ -51,7 +51,7 @@ class LogPart:
             PeekStale: a segment is gone.
         """
         for file, one in damage:
-            if one.offset == 0:
+            if one.offset == 0 or is_stale(self.segments):
                 raise PeekStale(f"{file}: No such file or directory")
             if page.trouble is None:
                 page.trouble = f"{file}: bytes {one.offset} to {one.end} are damaged"

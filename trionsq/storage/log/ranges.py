@@ -6,6 +6,7 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import starmap
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -18,13 +19,16 @@ __all__ = [
     "SequenceSet",
     "held_from_bytes",
     "held_to_bytes",
+    "join_ranges",
     "pack_held",
     "pack_open",
+    "pack_ranges",
     "ranges_of",
     "segment_ranges",
     "unpack_held",
     "unpack_open",
     "unpack_replay",
+    "walk_open",
 ]
 
 _SKIPPED: Final = Struct(">Q")
@@ -76,28 +80,51 @@ def segment_ranges(segment: Segment) -> list[MessageRange]:
     return ranges_of(sequences[segment.first : segment.last], segment.attempts)
 
 
+def join_ranges(ranges: Iterable[MessageRange]) -> Iterator[MessageRange]:
+    """Yield ranges that are in order; neighbours with equal attempts are one."""
+    first = end = tried = -1
+    for sequence, count, attempts in ranges:
+        if sequence == end and attempts == tried:
+            end += count
+            continue
+        if first >= 0:
+            yield MessageRange(first, end - first, tried)
+        first, end, tried = sequence, sequence + count, attempts
+    if first >= 0:
+        yield MessageRange(first, end - first, tried)
+
+
 def pack_open(ranges: Iterable[MessageRange], skipped: int = 0, replay_end: int = 0) -> bytes:
     """Return ranges as bytes, 14 for each, behind the number of messages to be skipped.
 
     ``replay_end``, if it is not 0, stands between the two.
     """
+    head = _SKIPPED.pack(skipped)
+    if replay_end:
+        head += _REPLAY.pack(replay_end)
+    return head + pack_ranges(ranges)
+
+
+def pack_ranges(ranges: Iterable[MessageRange]) -> bytes:
+    """Return ranges as `pack_open` does, for behind what it returns."""
     packed = [
         _OPEN.pack(sequence, count, attempts if attempts < _MAX_ATTEMPTS else _MAX_ATTEMPTS)
         for sequence, count, attempts in ranges
     ]
-    head = _SKIPPED.pack(skipped)
-    if replay_end:
-        head += _REPLAY.pack(replay_end)
-    return b"".join([head, *packed])
+    return b"".join(packed)
 
 
 def unpack_open(data: bytes) -> tuple[list[MessageRange], int]:
     """Return what `pack_open` packed; nothing of an empty text."""
     if not data:
         return [], 0
+    return list(walk_open(data)), _SKIPPED.unpack_from(data)[0]
+
+
+def walk_open(data: bytes) -> Iterator[MessageRange]:
+    """Yield the ranges that `pack_open` packed."""
     begin = _SKIPPED.size + (_REPLAY.size if _has_replay(data) else 0)
-    ranges = [MessageRange(*fields) for fields in _OPEN.iter_unpack(data[begin:])]
-    return ranges, _SKIPPED.unpack_from(data)[0]
+    return starmap(MessageRange, _OPEN.iter_unpack(memoryview(data)[begin:]))
 
 
 def unpack_replay(data: bytes) -> int:

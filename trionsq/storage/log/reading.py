@@ -19,6 +19,7 @@ __all__ = [
     "Place",
     "RangesRead",
     "extract_range",
+    "is_stale",
     "read_block",
     "read_ranges",
     "segment_at",
@@ -60,6 +61,11 @@ class Block:
 def segment_at(segments: Sequence[SegmentFile], sequence: int) -> int:
     """Return the index of the segment that has a sequence, if one has it; -1 if it is older."""
     return bisect_right(segments, sequence, key=_first) - 1
+
+
+def is_stale(segments: Iterable[SegmentFile]) -> bool:
+    """Return whether damage that was found in these may be none: a file of theirs was replaced."""
+    return any(segment.is_replaced for segment in segments)
 
 
 def _first(segment: SegmentFile) -> int:

@@ -11,6 +11,7 @@ from trionsq.storage.log.journal import JournalPiece
 from trionsq.storage.log.logreader import ReadHost
 from trionsq.storage.log.rows import Change
 from trionsq.storage.log.segmentwriter import SegmentFile, SegmentWriter, end_of
+from trionsq.storage.log.storedkeys import StoredKeys
 from trionsq.storage.log.tailcache import TailCache
 
 __all__ = ["LogHost", "RoundJob", "finish_round"]
@@ -20,14 +21,23 @@ _AnyLog = TypeVar("_AnyLog", contravariant=True)
 
 
 class LogHost(ReadHost, Protocol[_AnyLog]):
-    """What all logs of a node share."""
+    """What all logs of a node share.
+
+    Attributes:
+        keys: of idempotent publishes that are in the logs.
+    """
+
+    keys: StoredKeys
 
     @property
     def is_full(self) -> bool:
         """Whether nothing may be published."""
 
-    def write_soon(self, log: _AnyLog) -> None:
-        """Have a round of the log written."""
+    def add_batch(self, log: _AnyLog, batch: MessageBatch, first: int) -> Round:
+        """Have a batch written that begins with the sequence ``first``; return its round."""
+
+    def sync_log(self, log: _AnyLog, *, probe: bool) -> None:
+        """Have made durable what was written; with ``probe`` the disk shows that it works again."""
 
     def note_unsynced(self, log: _AnyLog) -> None:
         """A round has ended: what is not durable of the log is synced within --sync-timeout."""
@@ -54,40 +64,55 @@ class RoundJob(Generic[_Log]):
         round: that publishers wait for; None if there is none.
         written: the messages as the log has them.
         begun: segments that were begun.
-        offset: size of the newest segment.
+        ends: where segments end now.
         error: why it failed.
-
-    ``sync``: it has to be durable; ``alone``: in its segment, with all before it. ``probe_at``: the
-    sequence of the next message, if the disk has to show that it works again.
     """
 
-    def __init__(
-        self,
-        log: _Log,
-        writer: SegmentWriter,
-        entries: list[tuple[MessageBatch, int]],
-        round_: Round | None,
-        *,
-        sync: bool,
-        alone: bool = False,
-        probe_at: int | None = None,
-    ) -> None:
+    def __init__(self, log: _Log, writer: SegmentWriter) -> None:
         self.log = log
-        self.entries = entries
-        self.round = round_
+        self.entries: list[tuple[MessageBatch, int]] = []
+        self.round: Round | None = None
         self.written: list[MessageBatch] = []
         self.begun: list[SegmentFile] = []
-        self.offset = 0
+        self.ends: list[tuple[SegmentFile, int]] = []
         self.error: Exception | None = None
         self._writer = writer
-        self._sync = sync
-        self._alone = alone
-        self._probe_at = probe_at
+        # It has to be durable; alone: in its segment, with all before it.
+        self._sync = False
+        self._alone = False
+        # The sequence of the next message, if the disk has to show that it works again.
+        self._probe_at: int | None = None
+
+    def add_batch(self, batch: MessageBatch, first: int) -> Round:
+        """Take a batch, whose first message has the sequence ``first``; return the round."""
+        if self.round is None:
+            self.round = Round()
+        self.entries.append((batch, first))
+        if self._probe_at is not None:
+            self._probe_at = first + batch.count
+        return self.round
+
+    def sync_alone(self, probe_at: int | None) -> None:
+        """Make durable what was written before, too.
+
+        ``probe_at``: the sequence of the next message, if the disk has to show that it works again.
+        """
+        self._sync = self._alone = True
+        self._probe_at = self._probe_at if probe_at is None else probe_at
+
+    def seal(self, durability: str) -> None:
+        """Take no more; it is written now."""
+        self._sync = self._sync or durability == "always"
 
     @property
     def may_be_shared(self) -> bool:
         """Whether a journal may make it durable, with rounds of other topics."""
         return self._sync and not self._alone and bool(self.entries)
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether what was written is durable, unless it failed."""
+        return self._sync
 
     @property
     def nbytes(self) -> int:
@@ -128,7 +153,7 @@ class RoundJob(Generic[_Log]):
     def finish(self) -> None:
         """Note where the segments end now."""
         self.begun = self._writer.pop_begun()
-        self.offset = self._writer.offset
+        self.ends = self._writer.pop_ends()
 
 
 def finish_round(round_: Round, host: ReadHost, error: str | None = None) -> None:

@@ -18,7 +18,7 @@ from trionsq.durations import SECOND_NS
 from trionsq.storage.log.cursor import Cursor
 from trionsq.storage.log.format import SEGMENT_HEADER_BYTES, STAMPS_IN_SECTION, RecordHead
 from trionsq.storage.log.peek import LogPart
-from trionsq.storage.log.reading import segment_at
+from trionsq.storage.log.reading import Place, segment_at
 from trionsq.storage.log.rows import AddChannel, Change, UpdateTopic
 from trionsq.storage.log.segments import Damage, HeadReader, read_records
 from trionsq.storage.log.segmentwriter import SegmentFile
@@ -28,6 +28,7 @@ __all__ = [
     "LogPosition",
     "WantedPosition",
     "begin_cursor",
+    "find_place",
     "find_position",
     "first_kept",
     "parse_position",
@@ -112,7 +113,7 @@ def rfc3339(time_ns: int) -> str:
 
 def first_kept(log: TopicLog) -> int:
     """Return the lowest sequence at which a channel may begin: from there on the log is whole."""
-    return log.first
+    return max(log.first, log.whole_from)
 
 
 def begin_cursor(
@@ -168,6 +169,22 @@ def find_position(part: LogPart, wanted: WantedPosition, first: int, end: int) -
             return found
         sequence = found.sequence
     return LogPosition(end)
+
+
+def find_place(part: LogPart, segment: SegmentFile, sequence: int) -> Place:
+    """Return the place of the record of a segment that has a sequence, or the next one.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    if sequence <= segment.first:
+        return segment, SEGMENT_HEADER_BYTES, segment.first
+    with _opened(part, segment) as file:
+        before, head = _search(file, segment, lambda one: one.next_sequence > sequence)
+    if head is not None:
+        known = segment.first if before is None else before.next_sequence
+        return segment, head.offset, known
+    return segment, segment.end, sequence
 
 
 def _sequence_at(part: LogPart, time_ns: int, end: int) -> int:

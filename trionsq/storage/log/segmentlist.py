@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from trionsq.storage.log.segmentwriter import SegmentFile
 
-__all__ = ["add_begun", "leave_segments", "scan_place"]
+__all__ = ["add_begun", "leave_segments", "replace_segments", "scan_place", "whole_from"]
 
 
 def add_begun(segments: list[SegmentFile], begun: Iterable[SegmentFile]) -> None:
@@ -25,6 +25,31 @@ def leave_segments(segments: list[SegmentFile], low: int) -> list[str]:
     names = [segment.name for segment in segments[:count]]
     del segments[:count]
     return names
+
+
+def replace_segments(
+    segments: list[SegmentFile], old: Sequence[SegmentFile], new: SegmentFile
+) -> bool:
+    """Put a segment in the place of those that it was made of; False if they were left meanwhile.
+
+    Of several the first ones may have been left.
+    """
+    if old[-1] not in segments:
+        return False
+    end = segments.index(old[-1]) + 1
+    count = sum(one in old for one in segments)
+    segments[end - count : end] = [new]
+    return True
+
+
+def whole_from(segments: Sequence[SegmentFile], end: int) -> int:
+    """Return the sequence behind the last remainder; that of the first segment if there is none."""
+    found = end
+    for segment in reversed(segments):
+        if segment.header.is_remainder:
+            break
+        found = segment.first
+    return found
 
 
 def scan_place(segments: list[SegmentFile], sequence: int) -> tuple[int, int, int] | None:

@@ -175,6 +175,16 @@ class HeadReader:
             at += len(piece)
         return crc == head.body_crc
 
+    def is_blank_from(self, offset: int) -> bool:
+        """Return whether there are only zeros up to the end."""
+        while offset < self.limit:
+            if not self._has(offset):
+                self._load(offset, _BLOCK_BYTES)
+            if self._data[offset - self._start :].strip(b"\0"):
+                return False
+            offset = self._start + len(self._data)
+        return True
+
     @property
     def _is_last(self) -> bool:
         return self._start + len(self._data) >= self.limit
@@ -214,7 +224,7 @@ class Scan:
         limit: where the file ends, or where the scan had to stop.
         next_sequence: behind the last good record; None if there is none and the scan did not begin
             at the first one.
-        torn: what lies behind the last good record; None if nothing does.
+        torn: what lies behind the last good record; None if nothing does, or room for more.
     """
 
     def __init__(
@@ -232,6 +242,7 @@ class Scan:
         self.torn: Damage | None = None
         self._reader = HeadReader(file, header, start_offset, end, _BLOCK_BYTES)
         self._checks_bodies = check_bodies
+        self._may_have_room = end is None
         self.records = self._walk()
 
     @property
@@ -247,6 +258,7 @@ class Scan:
         lowest = self.header.first_sequence
         # Damage, or the torn end: that depends on what follows.
         unsure: list[Damage] = []
+        doubtful: list[RecordHead] = []
         while offset < reader.limit:
             lowest = lowest if sequence is None else sequence
             head = reader.head_at(offset, lowest)
@@ -259,13 +271,24 @@ class Scan:
             if self._checks_bodies and not reader.has_good_section(head):
                 unsure.append(Damage(head.offset, head.end, head.sequence, sequence))
                 continue
+            if unsure and _is_of_round(head, unsure[0].offset):
+                doubtful.append(head)  # its round may be torn as a whole
+                continue
             self.damage += unsure
             unsure.clear()
             self.end, self.next_sequence = offset, sequence
+            yield from doubtful
+            doubtful.clear()
             yield head
-        if self.end < reader.limit:
+        is_room = self._may_have_room and not unsure and reader.is_blank_from(self.end)
+        if self.end < reader.limit and not is_room:
             behind = unsure[-1].next_sequence if unsure else None
             self.torn = Damage(self.end, reader.limit, self.next_sequence, behind)
+
+
+def _is_of_round(head: RecordHead, offset: int) -> bool:
+    """Whether the round of a record began at an offset, or before it."""
+    return head.round_offset is not None and head.round_offset <= offset
 
 
 def scan_segment(

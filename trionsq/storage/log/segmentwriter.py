@@ -7,6 +7,7 @@ refused.
 
 from __future__ import annotations
 
+import errno
 import secrets
 import time
 from collections.abc import Iterable, Sequence
@@ -17,16 +18,19 @@ from typing import Final
 from trionsq.core.batch import MessageBatch
 from trionsq.disk import Disk, DiskFile, close_quietly
 from trionsq.histogram import Histogram
-from trionsq.storage.log.batches import encode_record, join_batches
+from trionsq.storage.log.batches import encode_record, join_entries
 from trionsq.storage.log.format import SEGMENT_HEADER_BYTES, SegmentHeader
 from trionsq.storage.log.journal import JournalPiece
-from trionsq.storage.log.names import draft_name, segment_name
+from trionsq.storage.log.names import draft_name, parse_segment_name, segment_name
 from trionsq.storage.log.segments import SparseIndex
 
-__all__ = ["MAX_JOINED_BYTES", "SegmentFile", "SegmentWriter", "end_of", "sequences_of"]
+__all__ = ["SegmentFile", "SegmentWriter", "end_of", "sequences_of"]
 
-MAX_JOINED_BYTES: Final = 1 << 20
-"""Single publishes of one round become one record up to this size. A larger batch is one record."""
+# A round that is synced writes zeros behind itself, as many bytes as the segment has up to a limit:
+# an fsync that changes no size costs a third. With a large round that would be no gain.
+_MAX_ROOM_BYTES: Final = 1 << 20
+_MAX_BYTES_WITH_ROOM: Final = 64 * 1024
+_BLOCK_BYTES: Final = 4096
 
 
 @dataclass(slots=True, eq=False)
@@ -38,16 +42,29 @@ class SegmentFile:
         header: of the file.
         end: size in bytes up to which it counts and may be read.
         index: where records begin; None if that is not known yet.
+        kept: of a remainder, how many messages it was made with; None if that is not known.
+        is_replaced: its file may be gone, and another have its name.
+        unsynced_from: the first message that was not durable after the last round; None: all were.
     """
 
     name: str
     header: SegmentHeader
     end: int
     index: SparseIndex | None
+    kept: int | None = None
+    is_replaced: bool = False
+    unsynced_from: int | None = None
 
     @property
     def first(self) -> int:
         return self.header.first_sequence
+
+    @property
+    def named_first(self) -> int:
+        """The first sequence in its name; that of a remainder is higher than `first`."""
+        place = parse_segment_name(self.name)
+        assert place is not None
+        return place[2]
 
 
 def sequences_of(batch: MessageBatch) -> Sequence[int]:
@@ -89,14 +106,19 @@ class SegmentWriter:
         self._fsync_s = fsync_s
         self._file: DiskFile | None = None
         self._is_named = True
-        # The segment before the present one, while nothing in that is durable.
+        # The segment before the present one, and its end, while nothing in that is durable.
         self._before: SegmentFile | None = None
+        self._before_end = 0
         self._offset = 0 if last is None else last.end
+        # Size of the file: behind the offset there may be room.
+        self._size = self._offset
         # Up to here an fsync has succeeded: offset in the segment, and sequence.
         self._synced = self._offset
         self._safe = 0
         self._unsynced: list[MessageBatch] = []
         self._begun: list[SegmentFile] = []
+        # Readers hear of them in the event loop.
+        self._ends: list[tuple[SegmentFile, int]] = []
         # Whether a segment gets its name only when what is in it is durable.
         self._is_draft = False
         # Whether some of `_unsynced` is in no segment that goes on.
@@ -125,6 +147,14 @@ class SegmentWriter:
         begun, self._begun = self._begun, []
         return begun
 
+    def pop_ends(self) -> list[tuple[SegmentFile, int]]:
+        """Return segments with their sizes: those that changed since the last call, in order."""
+        ends, self._ends = self._ends, []
+        if self.segment is not None:
+            ends.append((self.segment, self._offset))
+            self.segment.unsynced_from = next((sequences_of(b)[0] for b in self._unsynced), None)
+        return ends
+
     def is_synced_to(self, sequence: int) -> bool:
         """Return whether what counts before a sequence is durable."""
         return self._safe >= sequence or not self._unsynced
@@ -146,12 +176,12 @@ class SegmentWriter:
         Raises:
             OSError: none of them counts. What counted before still does.
         """
-        records = _join_entries(entries)
+        records = join_entries(entries)
         unsynced, count = self._unsynced, len(self._unsynced)
         try:
             if self._is_behind:
                 self._write_again(list(unsynced))
-            self._append(records, copies)
+            self._append(records, copies, with_room=sync)
             if sync:
                 self._sync()
         except OSError:
@@ -229,38 +259,66 @@ class SegmentWriter:
         return [batch for batch in batches if sequences_of(batch)[0] >= self._safe]
 
     def _append(
-        self, records: Iterable[MessageBatch], copies: list[JournalPiece] | None = None
+        self,
+        records: Iterable[MessageBatch],
+        copies: list[JournalPiece] | None = None,
+        *,
+        with_room: bool = False,
     ) -> None:
         pieces: list[bytes] = []
         nbytes = 0
+        began: int | None = None
         for batch in records:
             sequence = sequences_of(batch)[0]
             if self._file is None or self._offset + nbytes >= self._max_bytes:
-                self._write(pieces, copies)
+                self._write(pieces, copies, with_room=False)
                 pieces, nbytes = [], 0
                 self._begin_segment(sequence)
+                began = None
             segment = self.segment
             assert segment is not None
             assert segment.index is not None
             segment.index.add(sequence, self._offset + nbytes)
-            record = encode_record(batch, sequence, segment.header)
+            record = encode_record(batch, sequence, segment.header, round_offset=began)
+            if began is None and not self._is_draft:  # a draft counts as a whole, or not at all
+                began = self._offset
             pieces += record
             nbytes += sum(map(len, record))
             self._unsynced.append(batch)
-        self._write(pieces, copies)
+        self._write(pieces, copies, with_room=with_room)
 
-    def _write(self, pieces: list[bytes], copies: list[JournalPiece] | None) -> None:
+    def _write(
+        self, pieces: list[bytes], copies: list[JournalPiece] | None, *, with_room: bool
+    ) -> None:
         if pieces:
             assert self._file is not None
             assert self.segment is not None
             data = b"".join(pieces)
-            self._file.write(data, self._offset)
+            end = self._offset + len(data)
+            if with_room and end > self._size and len(data) <= _MAX_BYTES_WITH_ROOM:
+                self._make_room(data, end)
+            else:
+                self._file.write(data, self._offset)
+                self._size = max(self._size, end)
             if copies is not None:
                 salt = self.segment.header.salt
                 copies.append(
                     JournalPiece(self._number, self.segment.first, salt, self._offset, data)
                 )
             self._offset += len(data)
+
+    def _make_room(self, data: bytes, end: int) -> None:
+        """Write data up to ``end``, and zeros behind it."""
+        assert self._file is not None
+        size = end + min(end, _MAX_ROOM_BYTES)
+        size = min(size + -size % _BLOCK_BYTES, max(end, self._max_bytes))
+        try:
+            self._file.write(data + bytes(size - end), self._offset)
+            self._size = size
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            self._file.write(data, self._offset)  # there may be space for what counts
 
     def _sync(self) -> None:
         if not self._unsynced:
@@ -280,13 +338,13 @@ class SegmentWriter:
             self._sync()
             self._close_file()
         if previous is not None:
-            previous.end = end
+            self._ends.append((previous, end))
         header = SegmentHeader(
             self._number,
             first,
             secrets.randbits(32),
             time.time_ns(),
-            None if previous is None else previous.first,
+            None if previous is None else previous.named_first,
             None if previous is None else end,
         )
         name = segment_name(self._topic, self._number, first)
@@ -294,9 +352,9 @@ class SegmentWriter:
         with suppress(FileNotFoundError):
             self._disk.unlink(draft)
         file = self._file = self._disk.create(draft)
-        self._before = previous
+        self._before, self._before_end = previous, end
         self.segment = SegmentFile(name, header, SEGMENT_HEADER_BYTES, SparseIndex(header))
-        self._offset = self._synced = SEGMENT_HEADER_BYTES
+        self._offset = self._synced = self._size = SEGMENT_HEADER_BYTES
         self._is_named = False
         self._begun.append(self.segment)
         file.write(header.to_bytes(), 0)
@@ -327,28 +385,7 @@ class SegmentWriter:
             if segment in self._begun:
                 self._begun.remove(segment)
             self.segment = self._before
-            self._offset = self._synced = 0 if self._before is None else self._before.end
+            self._offset = self._synced = 0 if self._before is None else self._before_end
         else:
-            segment.end = self._offset = self._synced
-
-
-def _join_entries(entries: Iterable[tuple[MessageBatch, int]]) -> list[MessageBatch]:
-    """Return the records of a round: single publishes with one delay become one."""
-    records: list[MessageBatch] = []
-    together: list[MessageBatch] = []
-    first = nbytes = 0
-
-    for batch, sequence in entries:
-        size = batch.bodies.nbytes
-        if together and (
-            nbytes + size > MAX_JOINED_BYTES or batch.defer_ms != together[0].defer_ms
-        ):
-            records.append(join_batches(together, first))
-            together, nbytes = [], 0
-        if not together:
-            first = sequence
-        together.append(batch)
-        nbytes += size
-    if together:
-        records.append(join_batches(together, first))
-    return records
+            self._offset = self._synced
+            self._ends.append((segment, self._offset))

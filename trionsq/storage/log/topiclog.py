@@ -27,7 +27,7 @@ from trionsq.storage.log.rows import (
     UpdateChannel,
     UpdateTopic,
 )
-from trionsq.storage.log.segmentlist import add_begun, leave_segments, scan_place
+from trionsq.storage.log.segmentlist import add_begun, leave_segments, scan_place, whole_from
 from trionsq.storage.log.segmentwriter import SegmentFile, SegmentWriter, end_of
 from trionsq.storage.log.tailcache import TailCache
 from trionsq.storage.log.topicreader import TopicReader
@@ -52,6 +52,7 @@ class TopicLog:
         safe_end: messages before it are safe.
         frontier: the sequence up to which messages were handed to the channels.
         first: messages before it are gone.
+        whole_from: of messages before it there are only those that a channel still needs.
         depth: safe messages behind the frontier.
         gaps: sequences that have no message, or one that was emptied.
         cache: the newest messages.
@@ -81,6 +82,7 @@ class TopicLog:
         self.segments = list(segments)
         self.end = self.safe_end = self.frontier = end
         self.first = segments[0].first if segments else end
+        self.whole_from = whole_from(segments, end)
         self.depth = 0
         self.gaps = Gaps()
         self.cache = TailCache()
@@ -95,12 +97,7 @@ class TopicLog:
         self.last_round: Round | None = None
         self._node = node
         self._writer = writer
-        # The round that is being gathered, with what is in it.
-        self._round: Round | None = None
-        self._gathered: list[tuple[MessageBatch, int]] = []
         self._unsafe_nbytes = 0
-        self._wants_sync = False
-        self._wants_probe = False
         # What is being handed on, when it had to be read.
         self._reader: TopicReader | None = None
         self._disk_reader = LogReader(node, name)
@@ -138,48 +135,32 @@ class TopicLog:
         if self._node.is_full:
             self.figures.refused_count += segment.count
             raise BackendError("the disk is full")
-        if self._round is None:
-            self._round = self.last_round = Round()
-        self._gathered.append((batch, self.end))
+        first = self.end
         self.end += batch.count
         self._unsafe_nbytes += batch.bodies.nbytes + batch.count * _MESSAGE_BYTES
-        self._node.write_soon(self)
+        self.last_round = self._node.add_batch(self, batch, first)
 
     def sync(self) -> None:
         """Begin to make durable what `interval` has written (every --sync-timeout)."""
-        self._wants_sync = True
-        self._node.write_soon(self)
+        if not self.is_deleted:
+            self._node.sync_log(self, probe=False)
 
     def retry(self) -> None:
         """Find out whether the disk takes messages again, which it refused."""
-        self._wants_probe = True
-        self.sync()
+        if not self.is_deleted:
+            self._node.sync_log(self, probe=True)
 
-    def begin_round(self) -> RoundJob[TopicLog] | None:
-        """Return the next round, for a job to write; None if there is nothing to write."""
-        entries, self._gathered = self._gathered, []
-        round_, self._round = self._round, None
-        wants_sync, self._wants_sync = self._wants_sync, False
-        wants_probe, self._wants_probe = self._wants_probe, False
-        if self.is_deleted:
-            if round_ is not None:
-                round_.finish("the topic is deleted")
-            return None
-        if not entries and not wants_sync:
-            return None
-        sync = wants_sync or self.durability == "always"
-        probe_at = self.end if wants_probe else None
-        return RoundJob(
-            self, self._writer, entries, round_, sync=sync, alone=wants_sync, probe_at=probe_at
-        )
+    def new_round(self) -> RoundJob[TopicLog]:
+        """Return a round, for what is published from now on."""
+        return RoundJob(self, self._writer)
 
     def end_round(self, job: RoundJob[TopicLog]) -> None:
         """Take over what a job did, in the event loop."""
         nbytes, count = job.nbytes, sum(batch.count for batch, _ in job.entries)
         self._unsafe_nbytes -= nbytes + _MESSAGE_BYTES * count
         add_begun(self.segments, job.begun)
-        if self._writer.segment is not None and job.error is None:
-            self._writer.segment.end = job.offset
+        for segment, end in job.ends:
+            segment.end = end
         self._node.report_error(self.name, job.error)
         self._node.note_unsynced(self)
         round_ = job.round
@@ -201,6 +182,7 @@ class TopicLog:
             self.depth += batch.count
         if job.written:
             self.safe_end = max(self.safe_end, end_of(job.written[-1]))
+        self._node.keys.note_round(self, job.written, is_durable=job.is_durable)
         if round_ is not None:
             self.figures.rounds += 1
             finish_round(round_, self._node)
@@ -385,6 +367,7 @@ class TopicLog:
     def row(self) -> StoredTopic:
         """Return what the state should have of the topic."""
         stands_still = self.is_paused or not self.cursors
+        known = min(self.handed_on, self.safe_end, self._node.keys.first_unsaved(self.number))
         return StoredTopic(
             number=self.number,
             name=self.name,
@@ -394,5 +377,5 @@ class TopicLog:
             first=self.first,
             end=self.end,
             gaps=tuple(self.gaps),
-            scan=scan_place(self.segments, min(self.handed_on, self.safe_end)),
+            scan=scan_place(self.segments, known),
         )

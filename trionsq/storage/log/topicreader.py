@@ -19,6 +19,4 @@ class TopicReader(Cursor):
         super().__init__(log, 0, "", next_, end)
         self.began_at = next_
         self.left = 0
-
-    def _is_held(self) -> bool:
-        return False
+        self.replay_end = 2**63

@@ -6,9 +6,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from trionsq.core.keys import PublishKey
 from trionsq.core.round import Round
 
-__all__ = ["Broken", "ChannelAccount", "Message", "Place", "Told", "TopicAccount"]
+__all__ = [
+    "Broken",
+    "ChannelAccount",
+    "KeyedPublish",
+    "Message",
+    "Place",
+    "Told",
+    "TopicAccount",
+]
 
 
 class Broken(Exception):
@@ -43,6 +52,8 @@ class Message:
         body: no other has it.
         told: what its publisher knows.
         durable: whether it has to outlive a power cut.
+        is_unsure: an fsync failed, and a kill came before it was written again: no later fsync is
+            a proof that it is durable.
         due_ns: no channel gets it earlier.
         id: as it came, once it has come.
         sequence: in the log.
@@ -51,9 +62,24 @@ class Message:
     body: bytes
     told: Told = Told.NOTHING
     durable: bool = False
+    is_unsure: bool = False
     due_ns: int = 0
     id: bytes | None = None
     sequence: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class KeyedPublish:
+    """A publish that may be repeated: its messages have a key.
+
+    Attributes:
+        is_confirmed: a repeat heard OK, and nothing was stored again.
+    """
+
+    key: PublishKey
+    messages: list[Message]
+    defer_ms: int
+    is_confirmed: bool = False
 
 
 @dataclass(slots=True)
@@ -95,6 +121,11 @@ class ChannelAccount:
 
     def put(self, message: Message, place: Place) -> None:
         self.entries[message] = _Entry(place)
+
+    def forget(self, messages: Iterable[Message]) -> None:
+        """They are published anew: only their ids are known."""
+        for message in messages:
+            self.entries.pop(message, None)
 
     def fan_out(self, messages: Iterable[Message]) -> None:
         """The channel owes these from now on."""
@@ -163,7 +194,7 @@ class ChannelAccount:
             if message.sequence >= end or entry is None:
                 continue
             if not is_sure:
-                entry.place = Place.POSSIBLE
+                entry.place, entry.due_ns = Place.POSSIBLE, 0
             elif message.sequence < first:
                 if entry.place is not Place.GONE:
                     entry.place = Place.FINISHED
@@ -210,6 +241,10 @@ class TopicAccount:
         rounds: when each began, in nanoseconds since the epoch.
         owners: messages by id, as far as they came.
         channels: those that exist, or may.
+        refused, saved_refused: messages that were refused, and of how many the state knows that.
+        is_torn: a crash found messages on their way, or before the state knew that some were
+            refused: what is missing of them may be taken for damage.
+        keyed: the publishes with a key.
     """
 
     name: str
@@ -225,6 +260,10 @@ class TopicAccount:
     rounds: dict[Round, int] = field(default_factory=dict)
     owners: dict[bytes, Message] = field(default_factory=dict)
     channels: dict[int, ChannelAccount] = field(default_factory=dict)
+    refused: int = 0
+    saved_refused: int = 0
+    is_torn: bool = False
+    keyed: list[KeyedPublish] = field(default_factory=list)
 
     def live_channels(self) -> list[ChannelAccount]:
         return [channel for channel in self.channels.values() if not channel.is_deleted]
@@ -257,7 +296,22 @@ class TopicAccount:
         for channel in self.channels.values():
             channel.doubt(messages)
 
-    def stop(self, *, is_crash: bool, has_lost_power: bool) -> None:
+    def refusals_saved(self) -> Callable[[], None]:
+        """Return what is to be called when the snapshot that is taken now is committed."""
+        refused = self.refused
+
+        def saved() -> None:
+            self.saved_refused = max(self.saved_refused, refused)
+
+        return saved
+
+    def stop(self, *, is_crash: bool, has_lost_power: bool, has_faults: bool = False) -> None:
+        unanswered = sum(one.told is Told.NOTHING for one in self.messages.values())
+        self.is_torn |= is_crash and (
+            self.refused > self.saved_refused
+            or (has_lost_power and unanswered > 1)
+            or (has_faults and unanswered > 0)
+        )
         for message in self.messages.values():
             # A refused one may be in the file all the same.
             if message.told in (Told.NOTHING, Told.REFUSED):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from random import Random
 from typing import Final
 
 from tests.storage.log.sweep.account import (
     Broken,
     ChannelAccount,
+    KeyedPublish,
     Message,
     Place,
     Told,
@@ -16,18 +18,22 @@ from tests.storage.log.sweep.account import (
 )
 from trionsq.core.channel import ChannelState
 from trionsq.core.ids import IdSource, ns_after_id
+from trionsq.core.keys import KeyWindow, PublishKey, TopicKeys
 from trionsq.core.queue import BackendError
 from trionsq.core.round import Round
 from trionsq.core.subscription import Delivery, Subscription
 from trionsq.core.topic import TopicState
 from trionsq.storage.folder import DataFolder
+from trionsq.storage.log import nodejobs
 from trionsq.storage.log.cursor import Cursor
 from trionsq.storage.log.names import parse_segment_name
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.opening import open_logs
+from trionsq.storage.log.remainders import Remainders
 from trionsq.storage.log.retention import Retention, Retentions
-from trionsq.storage.log.rows import State
+from trionsq.storage.log.rows import State, StateError
 from trionsq.storage.log.snapshot import Snapshots
+from trionsq.storage.log.storedkeys import StoredKeys
 from trionsq.storage.log.topiclog import TopicLog
 from trionsq.testing.background import HeldBackground
 from trionsq.testing.disk import SimulatedDisk
@@ -36,6 +42,9 @@ from trionsq.wire.bodies import ListBodies
 __all__ = ["LiveChannel", "LiveTopic", "World"]
 
 MSG_TIMEOUT_S: Final = 10.0
+# No history is so long.
+_WINDOW_NS: Final = 10**15
+_MAX_KEYS: Final = 100_000
 _MAX_TURNS: Final = 2_000
 
 
@@ -98,9 +107,10 @@ class LiveChannel:
 class LiveTopic:
     """A topic that is served."""
 
-    def __init__(self, core: TopicState, account: TopicAccount) -> None:
+    def __init__(self, core: TopicState, account: TopicAccount, window: KeyWindow) -> None:
         self.core = core
         self.account = account
+        self.keys = TopicKeys(window)
         self.channels: dict[str, LiveChannel] = {}
 
     @property
@@ -144,8 +154,10 @@ class World:
         self._open_state = open_state
         self._segment_bytes = segment_bytes
         self._journal_bytes = journal_bytes
-        self._retain_bytes = random.choice((0, 0, 600, 3_000))
+        self.retain_bytes = random.choice((0, 0, 600, 3_000))
         self.jobs = HeldBackground()
+        # Of what threads do; it leaves the story of a seed as it is.
+        self._threads = Random(random.getstate()[1][0])
         self._ids_after_ns = 0
 
     # A start
@@ -153,6 +165,8 @@ class World:
     def open(self) -> None:
         """Start on the present disk; compare what is there with what must be."""
         self.jobs = HeldBackground()
+        # From how many messages on a thread goes from job to job.
+        nodejobs._MESSAGES_TO_GO_ON = self._threads.choice((1, 64))  # type: ignore[misc]
         self.topics = {}
         folder = DataFolder(self.disk, self.jobs)
         state = self._open_state(self.disk)
@@ -164,10 +178,18 @@ class World:
             segment_bytes=self._segment_bytes,
             journal_bytes=self._journal_bytes,
             next_number=content.next_number,
+            keys=StoredKeys(_WINDOW_NS, _MAX_KEYS),
         )
-        self.snapshots = Snapshots(Retentions(Retention(nbytes=self._retain_bytes)))
+        self.window = KeyWindow(_WINDOW_NS / 1e9, _MAX_KEYS)
+        self.snapshots = Snapshots(Retentions(Retention(nbytes=self.retain_bytes)))
+        self.remainders = Remainders(self.node, share=0.5, min_bytes=0, patience=2)
         seen: set[int] = set()
-        for found in open_logs(self.node, content):
+        try:
+            opened = open_logs(self.node, content)
+        except (StateError, OSError):
+            state.close()  # a connection that nobody holds would end much later, and take the WAL
+            raise
+        for found in opened:
             log = found.log
             account = self.accounts.get(log.number)
             if account is None or account.deleted is Told.OK:
@@ -181,6 +203,9 @@ class World:
             self._serve_found(log, account, found.channels)
         for topic in self.topics.values():
             topic.core.ids = IdSource(1, self._ids_after_ns)
+        keys = {topic.account.number: topic.keys for topic in self.topics.values()}
+        found_keys = ((keys[n], key) for n, key in self.node.keys.pop_found() if n in keys)
+        self.window.load(found_keys, self.now_s, self.now_ns)
         for number, account in list(self.accounts.items()):
             if number not in seen:
                 self._lost_topic(account)
@@ -199,7 +224,7 @@ class World:
     def _serve_found(self, log: TopicLog, account: TopicAccount, cursors: list[Cursor]) -> None:
         core = TopicState(log.name, 0, log, IdSource(1))
         log.refused = core.forget_published
-        topic = self.topics[log.name] = LiveTopic(core, account)
+        topic = self.topics[log.name] = LiveTopic(core, account, self.window)
         core.paused = log.is_paused
         _compare_pause(account, log.is_paused)
         found: set[int] = set()
@@ -240,6 +265,10 @@ class World:
         found = topic.core.check()
         for channel in topic.channels.values():
             found = found or channel.core.check()
+            lost = channel.core.dropped["damaged"]
+            may_fail = self.has_faults and self.durability == "interval"
+            if lost and not (self.may_lose or may_fail or topic.account.is_torn):
+                raise Broken(f"{channel!r} counts damaged: {lost}")
         if found:
             raise Broken(f"{topic.account.name}: {found}")
         if self.jobs.defects.count:
@@ -255,6 +284,7 @@ class World:
             for channel in topic.channels.values():
                 channel.core.save()
             topic.log.sync()
+        self.remainders.close()
         self.answer(lambda: None)
         self.jobs.run_all()
         for topic in self.topics.values():
@@ -272,13 +302,27 @@ class World:
         self.now_ns += 3_000_000_000
         self.may_lose |= has_lost_power and self.durability == "interval"
         for account in self.accounts.values():
-            account.stop(is_crash=is_crash, has_lost_power=has_lost_power)
+            if not is_crash:  # the power may be cut behind it
+                unsure = [one for one in account.messages.values() if one.is_unsure]
+                self.may_lose |= bool(unsure)
+                account.doubt(unsure)
+            account.stop(
+                is_crash=is_crash, has_lost_power=has_lost_power, has_faults=self.has_faults
+            )
 
-    def forgive_all(self) -> None:
-        """Nothing that was acknowledged so far need come."""
-        self.may_lose = True
-        for account in self.accounts.values():
-            account.doubt(list(account.messages.values()))
+    def note_uncertain(self) -> None:
+        """An fsync has failed, and nobody is there any more who has the messages in memory."""
+        newest: dict[int, tuple[int, str]] = {}
+        for name in self.disk.files():
+            if (parsed := parse_segment_name(name)) is not None:
+                _, number, first = parsed
+                newest[number] = max(newest.get(number, (-1, "")), (first, name))
+        uncertain = self.disk.uncertain_files()
+        for number, (_, name) in newest.items():
+            # What stood in others was written again.
+            if name in uncertain and number in self.accounts:
+                for message in self.accounts[number].messages.values():
+                    message.is_unsure |= not message.durable
 
     def forgive(self, name: str) -> None:
         """A file was damaged: what was in it, or may have been, need not come."""
@@ -295,8 +339,8 @@ class World:
         account = self.accounts[log.number] = TopicAccount(name, log.number)
         core = TopicState(name, 0, log, IdSource(1, self._ids_after_ns))
         log.refused = core.forget_published
-        self.topics[name] = LiveTopic(core, account)
-        self.answer(lambda: _set(account, "created", Told.OK))
+        self.topics[name] = LiveTopic(core, account, self.window)
+        self.confirm(lambda: _set(account, "created", Told.OK))
 
     def make_channel(self, topic: LiveTopic, name: str, begin_at: int | None = None) -> None:
         is_sure, log = topic.is_even, topic.log
@@ -309,7 +353,7 @@ class World:
             topic.account.doubt([one for one in topic.account.waiting if one.sequence < begin_at])
             account.seek(messages, begin_at, log.frontier, is_sure=is_sure, is_new=True)
         topic.account.fan_out()
-        self.answer(lambda: _set(account, "created", Told.OK))
+        self.confirm(lambda: _set(account, "created", Told.OK))
 
     def _serve_channel(
         self, topic: LiveTopic, account: ChannelAccount, cursor: Cursor
@@ -332,7 +376,7 @@ class World:
         for entry in account.entries.values():
             if entry.place is not Place.GONE:
                 entry.place = Place.POSSIBLE
-        self.answer(lambda: _set(account, "deleted", Told.OK))
+        self.confirm(lambda: _set(account, "deleted", Told.OK))
 
     def delete_topic(self, name: str) -> None:
         topic = self.topics.pop(name)
@@ -349,7 +393,7 @@ class World:
             channel.account.deleted = Told.UNKNOWN
         account.deleted = Told.UNKNOWN
         account.doubt(list(account.messages.values()))
-        self.answer(lambda: _set(account, "deleted", Told.OK))
+        self.confirm(lambda: _set(account, "deleted", Told.OK))
 
     def pause_topic(self, topic: LiveTopic, *, paused: bool) -> None:
         topic.core.paused = paused
@@ -394,7 +438,7 @@ class World:
             message.told = Told.UNKNOWN
         if not is_sure:
             account.doubt(list(account.messages.values()))
-        self.answer(answered)
+        self.confirm(answered)
 
     def empty_channel(self, channel: LiveChannel) -> None:
         is_sure = channel.topic.is_even
@@ -405,7 +449,7 @@ class World:
             for entry in dropped:
                 entry.place = Place.GONE
 
-        self.answer(answered)
+        self.confirm(answered)
 
     def seek_channel(self, channel: LiveChannel, sequence: int) -> None:
         cursor, messages = channel.cursor, channel.topic.account.messages.values()
@@ -416,21 +460,60 @@ class World:
 
     # Messages
 
-    def publish(self, topic: LiveTopic, count: int, defer_ms: int) -> None:
-        account, first = topic.account, topic.log.end
+    def publish(
+        self, topic: LiveTopic, count: int, defer_ms: int, *, with_key: bool = False
+    ) -> None:
         messages: list[Message] = []
-        for place in range(count):
+        for _ in range(count):
             self.published += 1
             size = self.random.choice((0, 3, 40, 200))
-            message = Message(b"%06d" % self.published + b"x" * size, sequence=first + place)
-            messages.append(message)
+            messages.append(Message(b"%06d" % self.published + b"x" * size))
+        keyed = None
+        if with_key:
+            digest = b"%016d" % self.published
+            keyed = KeyedPublish(PublishKey(b"%d" % self.published, digest), messages, defer_ms)
+            topic.account.keyed.append(keyed)
+        self._publish(topic, messages, defer_ms, keyed)
+
+    def repeat(self, topic: LiveTopic, keyed: KeyedPublish) -> None:
+        """As a publisher that lost the answer, or did not believe it."""
+        told = {message.told for message in keyed.messages}
+        was_seen = any(message.id is not None for message in keyed.messages)
+        known = topic.keys.find(keyed.key, self.now_s)
+        if known is None:
+            is_promised = keyed.is_confirmed or Told.EMPTIED in told
+            if Told.OK in told or (is_promised and self.durability == "always"):
+                raise Broken(f"{keyed.key} was acknowledged, and is forgotten")
+            if not (was_seen and self.may_lose):  # what was lost comes with another id
+                for channel in topic.account.channels.values():
+                    channel.forget(keyed.messages)
+                self._publish(topic, keyed.messages, keyed.defer_ms, keyed)
+        elif known.round is None or known.round.is_done:
+            # It is answered OK without being stored again.
+            for message in keyed.messages:
+                if message.sequence >= topic.log.end:
+                    raise Broken(f"{message.body!r} is no more, and its key is there")
+            keyed.is_confirmed = True
+
+    def _publish(
+        self,
+        topic: LiveTopic,
+        messages: list[Message],
+        defer_ms: int,
+        keyed: KeyedPublish | None,
+    ) -> None:
+        account = topic.account
+        for sequence, message in enumerate(messages, topic.log.end):
+            message.sequence, message.told = sequence, Told.NOTHING
+        bodies = ListBodies([one.body for one in messages])
+        key = None if keyed is None else keyed.key
         try:
-            pending = topic.core.publish(
-                ListBodies([one.body for one in messages]), self.now_ns, defer_ms
-            )
+            pending = topic.core.publish(bodies, self.now_ns, defer_ms, key)
         except BackendError as error:
             raise Broken(f"a publish was refused: {error}") from error
         assert pending is not None
+        if key is not None:
+            topic.keys.add(key, self.now_s, pending)
         if defer_ms:
             # Publishes of one round may share the time of the first.
             began_ns = account.rounds.setdefault(pending, self.now_ns)
@@ -443,6 +526,7 @@ class World:
             if account.is_deleted:
                 return
             if pending.error is not None:
+                account.refused += len(messages)
                 for message in messages:
                     message.told = Told.REFUSED
                 return
@@ -502,22 +586,33 @@ class World:
         """What happens every --state-interval."""
         self.node.retry()
         self.answer(lambda: None)
+        self.remainders.tick(self.snapshots)
 
     def answer(self, answered: Callable[[], None]) -> None:
         """Commit all that has changed; then an operator hears OK, unless it failed."""
         saved: list[Callable[[], None]] = []
         for topic in self.topics.values():
             for channel in topic.channels.values():
-                self.snapshots.add_channel(channel.core, topic.log.number)
+                for _ in self.snapshots.add_channel(channel.core, topic.log.number):
+                    pass
                 saved.append(channel.account.seen_by_snapshot())
             self.snapshots.add_topic(topic.core, topic.log)
+            saved.append(topic.account.refusals_saved())
         self.snapshots.commit(self.node)
+
+        def is_saved() -> None:
+            for note in saved:
+                note()
+            answered()
+
+        self.confirm(is_saved)
+
+    def confirm(self, answered: Callable[[], None]) -> None:
+        """An operator hears OK when all that was asked for is committed, unless that failed."""
         committed = self.node.committed() or _done()
 
         def ended() -> None:
             if committed.error is None:
-                for note in saved:
-                    note()
                 answered()
 
         committed.when_done(ended)
@@ -532,7 +627,7 @@ class World:
         for topic in self.topics.values():
             if not topic.log.has_unsynced:
                 for message in topic.account.messages.values():
-                    message.durable |= message.told is Told.OK
+                    message.durable |= message.told is Told.OK and not message.is_unsure
 
     # Turns
 
@@ -543,6 +638,9 @@ class World:
             if self.jobs and (jobs is None or jobs > 0):
                 if jobs is not None:
                     jobs -= 1
+                if self._threads.random() < 0.3:
+                    with suppress(IndexError):  # none waits
+                        self.jobs.start_one()  # before the one before it is told of
                 self.jobs.run_one()
                 moved = True
             if not moved:

@@ -1,0 +1,254 @@
+"""The jobs of a node: each commits changes, then writes and syncs what was published.
+
+There is one at a time. What the event loop asks for meanwhile is the next one. If that is much, the
+same thread takes it, and the disk does not wait for a turn of the event loop. If it is little, the
+event loop begins it, and by then it is more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from threading import Lock
+from typing import Final
+
+from trionsq.core.batch import MessageBatch
+from trionsq.core.round import Round
+from trionsq.storage.folder import Background, Job, JobDone
+from trionsq.storage.log.journals import Journals
+from trionsq.storage.log.roundjob import RoundJob
+from trionsq.storage.log.rows import Change, State, StateError, numbers_added
+from trionsq.storage.log.topiclog import TopicLog
+
+__all__ = ["NodeJob", "NodeJobs"]
+
+log = logging.getLogger("trionsq")
+
+# Topics written in one job: the others get the next one.
+_MAX_TOPICS_A_JOB: Final = 256
+# Commits after which SQLite's journal is taken into the file.
+_COMMITS_PER_CHECKPOINT: Final = 256
+# Beside so many messages a round costs little: a thread goes on with them.
+_MESSAGES_TO_GO_ON: Final = 64
+
+
+@dataclass(slots=True, eq=False)
+class NodeJob:
+    """Changes that are committed, and rounds that are written then.
+
+    Attributes:
+        changes: of the state.
+        committed: who waits for the changes; None if nobody does.
+        rounds: one for each topic.
+        failure: why the changes were not committed.
+        logs_to_sync: a journal needs that.
+        is_last: its thread does not go on.
+    """
+
+    changes: list[Change]
+    committed: Round | None
+    rounds: list[RoundJob[TopicLog]]
+    failure: Exception | None = None
+    logs_to_sync: list[TopicLog] = field(default_factory=list)
+    is_last: bool = False
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether some of it was not done."""
+        return self.failure is not None or any(job.error for job in self.rounds)
+
+
+class NodeJobs:
+    """Gathers the next job while one is under way. For the event loop's thread."""
+
+    def __init__(
+        self,
+        background: Background,
+        state: State,
+        journals: Journals[TopicLog],
+        ended: Callable[[NodeJob], None],
+    ) -> None:
+        """``ended`` is called when a job has ended."""
+        self._background = background
+        self._state = state
+        self._journals = journals
+        self._ended = ended
+        # For what the loop gathers, and the job's thread takes.
+        self._lock = Lock()
+        self._rounds: dict[TopicLog, RoundJob[TopicLog]] = {}
+        self._messages = 0
+        self._changes: list[Change] = []
+        self._commit: Round | None = None
+        # The newest commit that a job has taken, and that has not ended.
+        self._under_way: Round | None = None
+        # Changes that could not be committed; they go with the next ones.
+        self._failed: list[Change] = []
+        self._commits = 0
+        self._is_working = False
+
+    def __repr__(self) -> str:
+        return f"<NodeJobs working={self._is_working} rounds={len(self._rounds)}>"
+
+    def add_batch(self, log_: TopicLog, batch: MessageBatch, first: int) -> Round:
+        """Have a batch written that begins with the sequence ``first``; return its round."""
+        with self._lock:
+            round_ = self._round_of(log_).add_batch(batch, first)
+            self._messages += batch.count
+        self._work()
+        return round_
+
+    def sync_log(self, log_: TopicLog, *, probe: bool) -> None:
+        """Have made durable what was written; with ``probe`` the disk shows that it works again."""
+        with self._lock:
+            self._round_of(log_).sync_alone(log_.end if probe else None)
+        self._work()
+
+    def forget_log(self, log_: TopicLog) -> Round | None:
+        """Write no more to a log; return the round that does not take place."""
+        with self._lock:
+            job = self._rounds.pop(log_, None)
+        return None if job is None else job.round
+
+    def commit(self, changes: Sequence[Change]) -> Round:
+        """Have changes committed, before what is published from now on is safe."""
+        with self._lock:
+            self._changes += changes
+            committed = self._commit
+            if committed is None:
+                committed = self._commit = Round()
+        self._work()
+        return committed
+
+    def committed(self) -> Round | None:
+        """Return the round of all changes so far; None if they are durable.
+
+        Changes that failed are tried again.
+        """
+        with self._lock:
+            newest = self._commit or self._under_way
+        if newest is None and self._failed:
+            return self.commit([])
+        return newest
+
+    def retry(self, *, checkpoint: bool) -> None:
+        """Commit what could not be committed; with ``checkpoint``, make SQLite's journal short."""
+        if checkpoint:
+            self._commits = _COMMITS_PER_CHECKPOINT
+        if checkpoint or self._failed:
+            self.commit([])
+
+    def _round_of(self, log_: TopicLog) -> RoundJob[TopicLog]:
+        job = self._rounds.get(log_)
+        if job is None:
+            job = self._rounds[log_] = log_.new_round()
+        return job
+
+    def _work(self) -> None:
+        """Begin a job if there is anything to do."""
+        if self._is_working:
+            return
+        if self._commits >= _COMMITS_PER_CHECKPOINT:
+            self._commits = 0
+            self._is_working = True
+            self._background.submit(self._checkpoint, self._go_on)
+            return
+        first = self._take_job()
+        if first is None:
+            return
+        self._is_working = True
+        newest: NodeJob | None = None
+
+        def next_job() -> tuple[Job, JobDone] | None:
+            nonlocal newest
+            newest = first if newest is None else self._job_behind(newest)
+            if newest is None:
+                return None
+            return partial(self._run, newest), partial(self._end, newest)
+
+        self._background.submit_series(next_job)
+
+    def _take_job(self) -> NodeJob | None:
+        """Return what has gathered; None if nothing has."""
+        with self._lock:
+            if self._commit is None and not self._rounds:
+                return None
+            rounds = [self._rounds.pop(log_) for log_ in self._first_logs()]
+            self._messages = 0  # of some topics, perhaps, it is too few
+            for job in rounds:
+                job.seal(job.log.durability)
+            changes = [*self._failed, *self._changes]
+            committed, self._commit = self._commit, None
+            self._failed, self._changes = [], []
+            if changes and committed is None:
+                committed = Round()
+            self._under_way = committed or self._under_way
+        return NodeJob(changes, committed, rounds)
+
+    def _first_logs(self) -> list[TopicLog]:
+        return list(islice(self._rounds, _MAX_TOPICS_A_JOB))
+
+    def _job_behind(self, job: NodeJob) -> NodeJob | None:
+        """Return the job with which the thread of another goes on, if it does.
+
+        Behind one that failed it does not: the event loop has to know first what is not stored.
+        """
+        job.is_last = (
+            job.has_failed
+            or self._messages < _MESSAGES_TO_GO_ON
+            or self._commits >= _COMMITS_PER_CHECKPOINT
+        )
+        return None if job.is_last else self._take_job()
+
+    def _run(self, job: NodeJob) -> None:
+        """Do a job, in its thread."""
+        try:
+            self._do(job)
+        except Exception as error:
+            job.failure = job.failure or error
+            raise
+
+    def _do(self, job: NodeJob) -> None:
+        try:
+            self._state.apply(job.changes)
+            self._commits += bool(job.changes)
+        except StateError as error:
+            job.failure = error
+        without_row = numbers_added(job.changes) if job.failure else set()
+        for one in job.rounds:
+            if one.log.number in without_row:
+                one.error = job.failure
+        self._journals.write([one for one in job.rounds if one.error is None])
+        job.logs_to_sync = self._journals.logs_to_sync()
+
+    def _end(self, job: NodeJob, error: Exception | None) -> None:
+        """Hear of a job in the event loop; go on if its thread does not."""
+        if self._under_way is job.committed:
+            self._under_way = None
+        if error is not None:
+            job.failure = job.failure or error
+            for one in job.rounds:
+                one.error = one.error or error
+        if job.failure is not None:
+            self._failed = job.changes
+        try:
+            self._ended(job)
+            if not job.has_failed:  # else `retry` goes on
+                for log_ in job.logs_to_sync:
+                    log_.sync()
+        finally:
+            if job.is_last or error is not None:
+                self._go_on(None)
+
+    def _go_on(self, error: Exception | None) -> None:
+        self._is_working = False  # not before: what is asked for meanwhile is one job
+        self._work()
+
+    def _checkpoint(self) -> None:
+        """Shorten SQLite's journal, after the publishers have their answers."""
+        try:
+            self._state.checkpoint()
+        except StateError as error:
+            log.warning("LOG: %s", error)  # the next checkpoint tries again
