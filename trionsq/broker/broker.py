@@ -19,7 +19,7 @@ from trionsq.broker.client import Client, ClientContext
 from trionsq.broker.commands import Commands
 from trionsq.broker.defects import Defects
 from trionsq.broker.heartbeats import TimingWheel
-from trionsq.broker.identify import IdentifyCommand, server_tls
+from trionsq.broker.identify import IdentifyCommand, server_features, server_tls
 from trionsq.broker.logs import LogTopics
 from trionsq.broker.lookup import Lookups
 from trionsq.broker.metadata import MetadataKeeper
@@ -44,7 +44,6 @@ from trionsq.storage.log.rows import State
 from trionsq.storage.log.state import SqliteState
 from trionsq.storage.metadata import IdReserve, TopicRecord, load_metadata
 from trionsq.transports.transport import Transport
-from trionsq.wire.identify import ServerFeatures
 from trionsq.wire.lines import CommandLimits
 
 __all__ = ["VERSION", "Broker", "data_folder"]
@@ -140,7 +139,7 @@ class Broker:
 
     def _client_context(self) -> ClientContext:
         options = self.options
-        features = _features(options, self.registry.keys.epoch)
+        features = server_features(options, self.registry.keys.epoch)
         commands = Commands(
             self.registry,
             self.clock,
@@ -368,27 +367,6 @@ def data_folder(options: NsqdOptions, disk: Disk, background: Background) -> Dat
         max_file_bytes=options.max_bytes_per_file,
         max_body_bytes=options.max_msg_size,
         sync_every=options.sync_every,
-    )
-
-
-def _features(options: NsqdOptions, epoch: str) -> ServerFeatures:
-    return ServerFeatures(
-        version=VERSION,
-        max_rdy_count=options.max_rdy_count,
-        msg_timeout_ms=options.msg_timeout_ns // MILLISECOND_NS,
-        max_msg_timeout_ms=options.max_msg_timeout_ns // MILLISECOND_NS,
-        max_heartbeat_interval_ms=options.max_heartbeat_interval_ns // MILLISECOND_NS,
-        output_buffer_timeout_ms=options.output_buffer_timeout_ns // MILLISECOND_NS,
-        min_output_buffer_timeout_ms=options.min_output_buffer_timeout_ns // MILLISECOND_NS,
-        max_output_buffer_timeout_ms=options.max_output_buffer_timeout_ns // MILLISECOND_NS,
-        max_output_buffer_size=options.max_output_buffer_size,
-        tls_v1=bool(options.tls_cert or options.tls_key),
-        deflate=options.deflate,
-        max_deflate_level=options.max_deflate_level,
-        snappy=options.snappy,
-        auth_required=bool(options.auth_http_address),
-        idempotency_epoch=epoch,
-        idempotent_publish=bool(options.idempotency_window_ns and options.idempotency_max_keys),
     )
 
 

@@ -11,10 +11,12 @@ from typing import Final
 
 import trio
 
+from trionsq import NSQ_VERSION
 from trionsq.broker.answers import Reply
 from trionsq.broker.client import Client
 from trionsq.broker.options import NsqdOptions
 from trionsq.broker.runtime import Clock
+from trionsq.durations import MILLISECOND_NS
 from trionsq.transports.certificates import ServerTls, TlsConfigError, TlsFiles
 from trionsq.transports.compression import DeflateLayer, SnappyLayer
 from trionsq.transports.tls import HANDSHAKE_S, reason_of, start_tls
@@ -24,11 +26,33 @@ from trionsq.wire.errors import ProtocolError
 from trionsq.wire.identify import Negotiated, ServerFeatures, answer, negotiate
 from trionsq.wire.keyed import accept_keys
 
-__all__ = ["IdentifyCommand", "server_tls"]
+__all__ = ["IdentifyCommand", "server_features", "server_tls"]
 
 # For all layers together: a client that takes no replies is not waited for, even if it has turned
 # heartbeats off.
 _LAYERS_S: Final = 10.0
+
+
+def server_features(options: NsqdOptions, epoch: str) -> ServerFeatures:
+    """Return what clients are offered; ``epoch``: of the keys of idempotent publishes."""
+    return ServerFeatures(
+        version=NSQ_VERSION,
+        max_rdy_count=options.max_rdy_count,
+        msg_timeout_ms=options.msg_timeout_ns // MILLISECOND_NS,
+        max_msg_timeout_ms=options.max_msg_timeout_ns // MILLISECOND_NS,
+        max_heartbeat_interval_ms=options.max_heartbeat_interval_ns // MILLISECOND_NS,
+        output_buffer_timeout_ms=options.output_buffer_timeout_ns // MILLISECOND_NS,
+        min_output_buffer_timeout_ms=options.min_output_buffer_timeout_ns // MILLISECOND_NS,
+        max_output_buffer_timeout_ms=options.max_output_buffer_timeout_ns // MILLISECOND_NS,
+        max_output_buffer_size=options.max_output_buffer_size,
+        tls_v1=bool(options.tls_cert or options.tls_key),
+        deflate=options.deflate,
+        max_deflate_level=options.max_deflate_level,
+        snappy=options.snappy,
+        auth_required=bool(options.auth_http_address),
+        idempotency_epoch=epoch,
+        idempotent_publish=bool(options.idempotency_window_ns and options.idempotency_max_keys),
+    )
 
 
 def server_tls(options: NsqdOptions) -> ServerTls | None:
