@@ -46,12 +46,10 @@ from trionsq.storage.metadata import IdReserve, TopicRecord, load_metadata
 from trionsq.transports.transport import Transport
 from trionsq.wire.lines import CommandLimits
 
-__all__ = ["VERSION", "Broker", "data_folder"]
+__all__ = ["Broker", "data_folder"]
 
 log = logging.getLogger("trionsq")
 
-# The version of nsqd whose behaviour this is.
-VERSION: Final = "1.3.0"
 # For the last save of the id reserve. The older reserve on disk is higher, so it is safe too.
 _SAVE_IDS_S: Final = 2.0
 

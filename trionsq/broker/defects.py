@@ -31,6 +31,7 @@ PARTS: Final = (
     "heartbeat",
     "id_reserve",
     "keys",
+    "log",
     "lookup",
     "loop_lag",
     "metadata",
