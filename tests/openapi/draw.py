@@ -174,7 +174,9 @@ def _text(value: Any) -> str:
 
 
 def _allows(daemon: str, part: Parameter, encoded: str) -> bool:
-    """Whether the document allows a value, which is percent-encoded."""
+    """Whether the document allows a value, which is percent-encoded; a header is so once more."""
+    if part.place == "header":
+        return _allows_text(daemon, part, quote(encoded))
     try:
         text = unquote_to_bytes(encoded.replace("+", " ") if part.place == "query" else encoded)
         return _allows_text(daemon, part, text.decode())
