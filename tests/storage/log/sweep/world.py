@@ -167,6 +167,7 @@ class World:
         self.jobs = HeldBackground()
         # From how many messages on a thread goes from job to job.
         nodejobs._MESSAGES_TO_GO_ON = self._threads.choice((1, 64))  # type: ignore[misc]
+        self.jobs.writes_directly = self._threads.random() < 0.5
         self.topics = {}
         folder = DataFolder(self.disk, self.jobs)
         state = self._open_state(self.disk)
