@@ -96,6 +96,7 @@ class NodeJobs:
         self._failed: list[Change] = []
         self._commits = 0
         self._is_working = False
+        self._messages_to_go_on = _MESSAGES_TO_GO_ON
 
     def __repr__(self) -> str:
         return f"<NodeJobs working={self._is_working} rounds={len(self._rounds)}>"
@@ -211,7 +212,7 @@ class NodeJobs:
         """
         job.is_last = (
             job.has_failed
-            or self._messages < _MESSAGES_TO_GO_ON
+            or self._messages < self._messages_to_go_on
             or self._commits >= _COMMITS_PER_CHECKPOINT
         )
         return None if job.is_last else self._take_job()
