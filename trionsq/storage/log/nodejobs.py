@@ -234,7 +234,7 @@ class NodeJobs:
         without_row = numbers_added(job.changes) if job.failure else set()
         for one in job.rounds:
             if one.log.number in without_row:
-                one.error = job.failure
+                one.error = OSError(str(job.failure))  # the disk's, not a defect of ours
         self._journals.write([one for one in job.rounds if one.error is None])
         job.logs_to_sync = self._journals.logs_to_sync()
 
