@@ -53,7 +53,7 @@ def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trionsq.broker.checks._INTERVAL_S", 1)
     monkeypatch.setattr("trionsq.broker.metadata._IDS_SAVE_S", 1.5)
     monkeypatch.setattr("trionsq.broker.topic._MAX_DELETE", 1)
-    monkeypatch.setattr("trionsq.broker.topic._MAX_SEGMENTS", 1)
+    monkeypatch.setattr("trionsq.broker.topic_mover._MAX_SEGMENTS", 1)
     monkeypatch.setattr("trionsq.broker.client._MAX_COMMANDS", 2)
     monkeypatch.setattr("trionsq.core.in_flight.MAX_DIRECT_LOOKUPS", 0)
 

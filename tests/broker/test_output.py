@@ -12,6 +12,7 @@ from tests.core.helpers import WALL_NS, MemoryBackend, body_of, message_ids, seg
 from trionsq.broker.output import MessagePump, Output
 from trionsq.core.channel import ChannelState
 from trionsq.testing.streams import memory_connection
+from trionsq.transports.turn import Turn
 from trionsq.wire.frames import message_frame
 
 
@@ -154,7 +155,7 @@ async def test_whoever_drains_a_broken_connection_hears_of_it() -> None:
 async def test_a_message_that_left_before_it_was_written_is_not_written() -> None:
     """The others of its delivery are, with the attempts of this one."""
     stream, transport = memory_connection()
-    pump = MessagePump(Output(transport), 10.0)
+    pump = MessagePump(Output(transport), 10.0, Turn(), print)
     channel = ChannelState("c", 10, MemoryBackend(), Random(1))
     channel.add_subscription(pump.subscription)
     channel.set_ready(pump.subscription, 4, 0.0)

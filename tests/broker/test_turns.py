@@ -17,7 +17,8 @@ from tests.broker.upgrading import Upgrading
 from trionsq.broker.channel import Channel
 from trionsq.broker.client import _READ_BYTES, Client
 from trionsq.broker.runtime import Clock
-from trionsq.broker.topic import _MAX_SEGMENTS, PublishRefused
+from trionsq.broker.topic import PublishRefused
+from trionsq.broker.topic_mover import _MAX_SEGMENTS
 from trionsq.core.channel import ChannelState
 from trionsq.core.in_flight import InFlight
 from trionsq.core.queue import Store
@@ -261,7 +262,7 @@ async def test_channels_come_and_go_amid_a_fan_out(
 ) -> None:
     """A new one does not get the batch under way, a deleted one holds up nobody."""
     monkeypatch.setattr("trionsq.core.topic._MAX_PUMP", 10)
-    monkeypatch.setattr("trionsq.broker.topic._MAX_COST", 10)
+    monkeypatch.setattr("trionsq.broker.topic_mover._MAX_COST", 10)
     async with nsqd_in_memory() as broker:
         topic = broker.topic("t")
         for number in range(100):

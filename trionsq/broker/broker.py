@@ -43,7 +43,9 @@ from trionsq.storage.folder import Background, DataFolder
 from trionsq.storage.log.rows import State
 from trionsq.storage.log.state import SqliteState
 from trionsq.storage.metadata import IdReserve, TopicRecord, load_metadata
+from trionsq.transports.poller import Poller
 from trionsq.transports.transport import Transport
+from trionsq.transports.turn import Turn
 from trionsq.wire.lines import CommandLimits
 
 __all__ = ["Broker", "data_folder"]
@@ -116,6 +118,7 @@ class Broker:
         self.tls = server_tls(options)
         self.auth_servers = AuthServers(options, random) if options.auth_http_address else None
         self.logs = LogTopics(folder, options, self.topics, self.clock, open_state)
+        self._turn = Turn()
         self.registry = TopicRegistry(
             self.topics,
             options,
@@ -127,6 +130,7 @@ class Broker:
             self.lookups,
             self.logs,
             self._topics_changed,
+            self._turn,
         )
         self.context = self._client_context()
         self._metadata = MetadataKeeper(folder, self.registry, self.logs, self.clock.now_ns)
@@ -160,6 +164,7 @@ class Broker:
             clients=self.clients,
             heartbeat_checks=TimingWheel(),
             handlers=handlers,
+            poller=Poller(self._turn),
         )
 
     @property

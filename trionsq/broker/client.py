@@ -122,7 +122,8 @@ class Client:
         self.parser = ServerParser(context.limits, context.tls_required)
         self.output = Output(transport)
         self.identity = Negotiated.default(context.features, transport.host)
-        self.pump = MessagePump(self.output, self.identity.msg_timeout_ms / 1e3)
+        turn, timeout_s = context.poller.turn, self.identity.msg_timeout_ms / 1e3
+        self.pump = MessagePump(self.output, timeout_s, turn, self._write_now)
         self.consumer = self.pump.subscription
         self.channel: SubscribedChannel | None = None
         self.auth: ClientAuth | None = None
@@ -248,7 +249,7 @@ class Client:
         next_event = self.parser.next_event
         handlers = self.context.handlers
         pump = self.pump
-        pump.with_replies = []
+        pump.with_replies = pump.with_replies or []  # others of the turn may have brought some
         try:
             while (event := next_event()) is not None:
                 reply = handlers[type(event)](self, event)
@@ -371,10 +372,7 @@ class Client:
         self.context.heartbeat_checks.schedule(self, self.heartbeats.next_check_s, interval_s)
 
     def check_heartbeat(self, now_s: float) -> None:
-        """Send a heartbeat if one is due; close a connection that is silent or reads nothing.
-
-        Called when the connection is due in the context's `heartbeat_checks`.
-        """
+        """Send a heartbeat if one is due; close a connection that is silent or reads nothing."""
         interval_ms = self.identity.heartbeat_interval_ms
         if interval_ms is None or self.heartbeats.is_stopped:
             return

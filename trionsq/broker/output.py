@@ -14,6 +14,7 @@ import trio
 from trionsq.broker.inbox import Inbox
 from trionsq.core.subscription import Delivery, Subscription
 from trionsq.transports.transport import Transport
+from trionsq.transports.turn import Turn
 
 __all__ = ["MessagePump", "Output"]
 
@@ -158,19 +159,29 @@ def _refuse_delivery(delivery: Delivery) -> bool:
     return False
 
 
+def _discard(data: bytes) -> None:
+    """Writes nothing: the client has gone."""
+
+
 class MessagePump:
     """The messages of one connection, from the channel's deliveries to frames.
 
     Attributes:
         subscription: the connection's state as a consumer, also before SUB.
         with_replies: deliveries that will be written with the replies to the commands that are
-            being run; None while no commands are run.
+            being run, or at the end of the turn; None while there is neither.
     """
 
-    __slots__ = ("_inbox", "_inbox_bytes", "_output", "subscription", "with_replies")
+    __slots__ = ("_inbox", "_inbox_bytes", "_output", "_turn", "_write", "subscription",
+                 "with_replies")  # fmt: skip
 
-    def __init__(self, output: Output, msg_timeout_s: float) -> None:
+    def __init__(
+        self, output: Output, msg_timeout_s: float, turn: Turn, write: Callable[[bytes], None]
+    ) -> None:
+        """``write`` writes to the output, and ends a connection that broke; see `close`."""
         self._output = output
+        self._turn = turn
+        self._write = write
         self._inbox = Inbox[Delivery | _Wake](_MAX_DELIVERIES)
         self._inbox_bytes = 0
         self.with_replies: list[Delivery] | None = None
@@ -182,6 +193,9 @@ class MessagePump:
     def offer_delivery(self, delivery: Delivery) -> bool:
         """Accept a delivery for writing; False if too much waits to be written."""
         with_replies = self.with_replies
+        if with_replies is None and self._turn.is_open:
+            with_replies = self.with_replies = []
+            self._turn.write_later(self._write_with_replies)
         if (
             with_replies is None
             or len(with_replies) == _MAX_REPLY_DELIVERIES
@@ -195,6 +209,12 @@ class MessagePump:
             return self._send_to_pump(delivery)
         with_replies.append(delivery)
         return True
+
+    def _write_with_replies(self) -> None:
+        """Write what came in the turn, unless replies took it along."""
+        deliveries, self.with_replies = self.with_replies, None
+        if deliveries:
+            self._write(b"".join(map(self.frames, deliveries)))
 
     def _send_to_pump(self, delivery: Delivery) -> bool:
         if delivery.batch.bodies.nbytes <= _UNCOUNTED_BYTES:
@@ -280,3 +300,4 @@ class MessagePump:
         This ends a cycle of references, so the pump and its buffers go with the connection.
         """
         self.subscription.offer = _refuse_delivery
+        self._write = _discard

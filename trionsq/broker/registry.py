@@ -33,6 +33,7 @@ from trionsq.storage.folder import DataFolder
 from trionsq.storage.log.topiclog import TopicLog
 from trionsq.storage.metadata import TopicRecord
 from trionsq.storage.recovery import resume_deletions
+from trionsq.transports.turn import Turn
 from trionsq.wire.names import is_ephemeral
 
 __all__ = ["ChangeListener", "TopicRegistry"]
@@ -77,6 +78,7 @@ class TopicRegistry:
         lookups: Lookups,
         logs: LogTopics,
         changed: ChangeListener,
+        turn: Turn,
     ) -> None:
         self.topics = topics
         self.scan_queue = ScanQueue()
@@ -97,6 +99,7 @@ class TopicRegistry:
         self._lookups = lookups
         self._logs = logs
         self._changed = changed
+        self._turn = turn
         # Topics under deletion that still have channels, by name.
         self._closing: dict[str, list[Topic]] = {}
         self._tasks: trio.Nursery | None = None
@@ -136,6 +139,7 @@ class TopicRegistry:
             self._delete_topic,
             self._channel_gone,
             TopicKeys(self.keys),
+            self._turn,
         )
         log.info("TOPIC(%s): created", name)
         self._changed(name, is_ephemeral=topic.is_ephemeral)

@@ -13,12 +13,13 @@ from trionsq.broker.channel import Channel
 from trionsq.broker.chores import Chore, Chores
 from trionsq.broker.defects import Defects
 from trionsq.broker.frozen import FrozenQueue
-from trionsq.broker.inbox import WakeUp
 from trionsq.broker.runtime import Clock
+from trionsq.broker.topic_mover import TopicMover
 from trionsq.core.keys import KeyUnknown, PublishKey, TopicKeys
 from trionsq.core.queue import BackendBusy, BackendError
 from trionsq.core.round import Round
 from trionsq.core.topic import TopicState
+from trionsq.transports.turn import Turn
 from trionsq.wire.bodies import Bodies
 from trionsq.wire.names import is_ephemeral
 
@@ -26,10 +27,6 @@ __all__ = ["PublishRefused", "Topic", "until_safe"]
 
 # Channels created before other tasks get their turn: each has a task, and may have files.
 _MAX_CREATED: Final = 16
-# Segments, and cost in units of `ChannelState.put`, before other tasks get their turn: about a
-# millisecond.
-_MAX_SEGMENTS: Final = 16
-_MAX_COST: Final = 1024
 # Publishers that look for room in each turn; the others wait in line behind them.
 _MAX_SEEKERS: Final = 16
 # Channels deleted in one turn.
@@ -74,6 +71,7 @@ class Topic:
         deleted: Callable[[Topic], Chore],
         channel_gone: Callable[[Topic, Channel], None],
         keys: TopicKeys,
+        turn: Turn,
     ) -> None:
         """Create a topic.
 
@@ -85,6 +83,7 @@ class Topic:
             deleted: deletes an ephemeral topic after its last channel.
             channel_gone: is called with each deleted channel.
             keys: of its idempotent publishes.
+            turn: of those who publish.
         """
         self.name = core.name
         self.core = core
@@ -101,10 +100,10 @@ class Topic:
         # created the topic.
         self._preparing: trio.Event | None = None
         self._creator_waits: trio.Event | None = None
-        self._wake_up = WakeUp()
+        self._mover = TopicMover(core, clock, turn)
         self._may_try_again = trio.Event()
         self._seekers: trio.Semaphore | None = None
-        core.wake = self._wake_up.wake
+        core.wake = self._mover.wake
         core.store.backend.caught_up = self._try_again
 
     def __repr__(self) -> str:
@@ -140,24 +139,8 @@ class Topic:
             if channels is not None:
                 with defects.fence("topic", what):
                     await self._create_channels(channels)
-            pump = partial(self._pump, defects, what)
+            pump = partial(self._mover.run, defects, what)
             await defects.keep_running("topic", what, pump, stops_messages=True)
-
-    async def _pump(self, defects: Defects, what: str) -> None:
-        core, clock, wake_up = self.core, self._clock, self._wake_up
-        while True:
-            wake_up.clear()
-            segments = cost = 0
-            while done := core.pump(now_s := clock.now_s(), clock.deferral_ns(now_s)):
-                segments += 1
-                cost += done
-                if segments == _MAX_SEGMENTS or cost >= _MAX_COST:
-                    await trio.lowlevel.checkpoint()
-                    segments = cost = 0
-                    wake_up.clear()
-            if defects.stopped:
-                defects.runs(what)
-            await wake_up.wait()
 
     async def _create_channels(self, channels: Callable[[str], Awaitable[list[str]]]) -> None:
         assert self._preparing is not None
@@ -275,7 +258,7 @@ class Topic:
         self._may_try_again.set()
         self._may_try_again = trio.Event()
         self.core.retry()
-        self._wake_up.wake()
+        self._mover.wake_task()
 
     def channel(self, name: str, begin_at: int | None = None) -> Channel:
         """Return the channel of that name; create it if there is none. The name must be valid.
@@ -288,7 +271,7 @@ class Topic:
             channel.core.made_room = self._made_room
             channel.core.store.backend.caught_up = partial(self._channel_caught_up, channel)
             self.core.add_channel(channel.core)
-            self._wake_up.wake()
+            self._mover.wake_task()
         return channel
 
     def _channel_caught_up(self, channel: Channel) -> None:
@@ -320,7 +303,7 @@ class Topic:
 
     def unpause(self) -> None:
         self.core.paused = False
-        self._wake_up.wake()
+        self._mover.wake_task()
 
     def empty(self) -> Chore:
         """Drop all messages of the topic, not those of its channels."""

@@ -33,6 +33,7 @@ import trio
 from outcome import Error, Outcome, Value
 
 from trionsq.transports.transport import READS_PER_TRIAL, SocketTransport, Transport
+from trionsq.transports.turn import Turn
 
 __all__ = [
     "HANDLED",
@@ -122,13 +123,15 @@ class _Watch:
 
     Attributes:
         is_over: it can't wait any more, because the poller has ended.
+        turn: of the poller.
     """
 
-    __slots__ = ("connection", "is_over", "transport")
+    __slots__ = ("connection", "is_over", "transport", "turn")
 
-    def __init__(self, connection: PolledConnection) -> None:
+    def __init__(self, connection: PolledConnection, turn: Turn) -> None:
         self.connection = connection
         self.transport = connection.transport
+        self.turn = turn
         self.is_over = False
 
     def __repr__(self) -> str:
@@ -147,11 +150,16 @@ class _Watch:
                 await trio.lowlevel.checkpoint()
             else:
                 await self.transport.wait_readable()
-            step = self.connection.advance()
+            step = self.advance()
             if not isinstance(step, Input):
                 return step
             reads += 1
             read_again = step is HANDLED and (read_again or reads % READS_PER_TRIAL == 0)
+
+    def advance(self) -> Step:
+        """Let the connection handle what has come, in a turn of its own."""
+        with self.turn:
+            return self.connection.advance()
 
     def close(self) -> None:
         """Wait no more. To be called before the transport is closed."""
@@ -164,7 +172,7 @@ class _SocketWatch(_Watch):
                  "_was_cancelled")  # fmt: skip
 
     def __init__(self, connection: PolledConnection, fd: int, poller: Poller) -> None:
-        super().__init__(connection)
+        super().__init__(connection, poller.turn)
         self._poller = poller
         self._fd = fd
         # The connection's task while it waits here.
@@ -176,7 +184,7 @@ class _SocketWatch(_Watch):
 
     async def wait(self) -> Awaitable[bool]:
         if self._must_empty:
-            step = self.connection.advance()
+            step = self.advance()
             if not isinstance(step, Input):
                 return step
             if step is HANDLED:
@@ -242,9 +250,13 @@ class Poller:
     """One edge-triggered epoll for many sockets. Without one, each waits by itself.
 
     It is opened for the first socket that needs it: a broker in memory has none.
+
+    Attributes:
+        turn: a look at the input, of one connection or of many.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, turn: Turn | None = None) -> None:
+        self.turn = turn or Turn()
         self._epoll: select.epoll | None = None
         self._opened: trio.Event | None = None  # while `run` runs
         self._watches: dict[int, _SocketWatch] = {}
@@ -270,7 +282,7 @@ class Poller:
                     if watch.is_over or watch.transport is not connection.transport:
                         self._close(watch)
                         watch = self._watch(connection)
-                    step = connection.advance()
+                    step = watch.advance()
                     if isinstance(step, Input):
                         break
                     if not await step:
@@ -281,11 +293,11 @@ class Poller:
     def _watch(self, connection: PolledConnection) -> _Watch:
         transport = connection.transport
         if self._opened is None or not isinstance(transport, SocketTransport) or transport.is_unix:
-            return _Watch(connection)
+            return _Watch(connection, self.turn)
         if len(self._alone) >= _MAX_ALONE:
             with suppress(OSError):  # the system takes no more
                 return _SocketWatch(connection, transport.fileno(), self)
-        watch = _Watch(connection)
+        watch = _Watch(connection, self.turn)
         self._alone.add(watch)
         return watch
 
@@ -345,10 +357,11 @@ class Poller:
                 continue
             turn_ends_s = perf_counter() + _MAX_TURN_S
             is_late = False
-            for fd, events in ready:
-                # No task runs meanwhile that might close one of them.
-                self._watches[fd].note_ready(events, is_late=is_late)
-                is_late = is_late or perf_counter() > turn_ends_s
+            with self.turn:
+                for fd, events in ready:
+                    # No task runs meanwhile that might close one of them.
+                    self._watches[fd].note_ready(events, is_late=is_late)
+                    is_late = is_late or perf_counter() > turn_ends_s
             looks += 1
             if again or looks % READS_PER_TRIAL == 0:
                 again = True

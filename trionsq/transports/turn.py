@@ -1,0 +1,64 @@
+"""A look at the input, and what is done at its end: once for all that the look brought.
+
+What many connections publish in one look goes to the channels together, and each consumer is sent
+all that it gets of it in one write. No task has to wake up for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Final
+
+__all__ = ["Turn"]
+
+# After so long tasks move what is left. To write what was moved takes about as long again.
+_MAX_MOVES_S: Final = 0.003
+
+
+class Turn:
+    """Collects what is to be done when the present look at the input ends.
+
+    A context manager, for the look. What is done at its end must not raise.
+
+    Attributes:
+        is_open: whether there is a look now.
+    """
+
+    __slots__ = ("_moves", "_writes", "is_open")
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._moves: list[Callable[[bool], None]] = []
+        self._writes: list[Callable[[], None]] = []
+
+    def __repr__(self) -> str:
+        return f"<Turn open={self.is_open} moves={len(self._moves)} writes={len(self._writes)}>"
+
+    def move_later(self, move: Callable[[bool], None]) -> None:
+        """Have messages moved at the end, or by a task if it is called with True: it is late then.
+
+        That may add writes.
+        """
+        self._moves.append(move)
+
+    def write_later(self, write: Callable[[], None]) -> None:
+        """Have a client's output written at the end, behind all moves."""
+        self._writes.append(write)
+
+    def __enter__(self) -> None:
+        self.is_open = True
+
+    def __exit__(self, *exception: object) -> None:
+        if self._moves:
+            ends_s = perf_counter() + _MAX_MOVES_S
+            is_late = False
+            for move in self._moves:  # one may add others
+                move(is_late)
+                is_late = is_late or perf_counter() > ends_s
+            self._moves.clear()
+        self.is_open = False
+        if self._writes:
+            writes, self._writes = self._writes, []
+            for write in writes:
+                write()
