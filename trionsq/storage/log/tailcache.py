@@ -8,7 +8,7 @@ from typing import Final
 
 from trionsq.core.batch import MessageBatch
 from trionsq.storage.log.batches import join_batches
-from trionsq.storage.log.segmentwriter import end_of, sequences_of
+from trionsq.storage.log.segmentfile import end_of, sequences_of
 
 __all__ = ["TailCache", "joined_keyed"]
 
