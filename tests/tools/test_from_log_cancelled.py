@@ -82,7 +82,7 @@ async def tail(cancel_at: CancelAt) -> None:
 @pytest.mark.parametrize("when", BOTH_IN_SOAK)
 def test_nsq_tail_cut_off_at_any_await(when: When) -> None:
     """Its lines are the first messages of the range, each once and whole."""
-    sweep_awaits(tail, when, least=30, one_in=20)
+    sweep_awaits(tail, when, least=30, one_in=40)
 
 
 async def forward(cancel_at: CancelAt) -> None:
@@ -108,4 +108,4 @@ async def forward(cancel_at: CancelAt) -> None:
 @pytest.mark.parametrize("when", BOTH_IN_SOAK)
 def test_nsq_to_nsq_cut_off_at_any_await(when: When) -> None:
     """The destination has the first messages of the range, each once; nothing stays open."""
-    sweep_awaits(forward, when, least=30, one_in=20)
+    sweep_awaits(forward, when, least=30, one_in=40)
