@@ -1,6 +1,6 @@
 # make run | test | soak [SHORT=1] | test-pythons | check-install | lint | bench [ORIGINAL=dir]
 # | capacity | stalls | simulate [SEEDS=n] | simulate-mutants | sweep | sweep-mutants | mutants
-# | drill | drill-kill | drill-cluster | drill-spark | fuzz | hostile | interop ORIGINAL=dir
+# | drill | drill-kill | drill-repeats | drill-cluster | drill-spark | fuzz | hostile | interop ORIGINAL=dir
 # | format | lock | clean | man
 # Each sets up what it needs; a second time that costs nothing.
 
@@ -16,7 +16,7 @@ CHECKED := trionsq lookupd admin pipelines deploy tests benchmarks
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := test
-.PHONY: run test bytecode soak test-pythons check-install lint format bench capacity stalls simulate simulate-mutants sweep sweep-mutants drill drill-kill drill-cluster drill-spark fuzz hostile mutants interop lock compiler network machine clean
+.PHONY: run test bytecode soak test-pythons check-install lint format bench capacity stalls simulate simulate-mutants sweep sweep-mutants drill drill-kill drill-repeats drill-cluster drill-spark fuzz hostile mutants interop lock compiler network machine clean
 
 $(INSTALLED): pyproject.toml requirements-dev.txt scripts/setup.sh
 	@scripts/setup.sh
@@ -118,6 +118,12 @@ sweep-mutants: $(INSTALLED)
 # Kills nsqd 200 times under load, with --storage=log --durability=always: nothing may be lost.
 drill-kill: $(INSTALLED)
 	$(PY) -m tests.drill --kind kill-log --runs 200 $(ARGS)
+
+# 100,000 publishes with keys of each kind (Producer, TCP, HTTP), of which more than 1 % are repeated,
+# because connections, answers and nsqd (20 times by kill -9) get lost: each is stored once.
+# ARGS="--only HTTP --count 10000 --kills 3".
+drill-repeats: $(INSTALLED)
+	$(PY) -m tests.daemon.repeats $(ARGS)
 
 # Stops, kills and pauses nsqd under load, 20 times in each of seven ways: no promise may be broken.
 # ARGS="--kind kill --seed 7".

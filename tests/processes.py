@@ -131,12 +131,17 @@ def split_address(address: str) -> tuple[str, int]:
 
 @asynccontextmanager
 async def running_nsqd(
-    data_path: Path, flags: Sequence[str] = (), *, https: bool = False
+    data_path: Path,
+    flags: Sequence[str] = (),
+    *,
+    https: bool = False,
+    command: Sequence[str] | None = None,
 ) -> AsyncIterator[NsqdProcess]:
     """An nsqd on free ports of 127.0.0.1, stopped (SIGTERM, then SIGKILL) when left.
 
     A listener that ``flags`` place themselves stays where they say. With ``https`` the HTTPS
-    listener, which needs certificate flags, is waited for too.
+    listener, which needs certificate flags, is waited for too. ``command`` is what starts it, in
+    place of `nsqd_command`.
 
     Raises:
         NsqdFailedError: it ended, or did not tell its addresses within ``START_LIMIT_S``, or
@@ -145,7 +150,7 @@ async def running_nsqd(
     more = {"https-address": "127.0.0.1:0", "data-path": str(data_path)}
     if not other_binary():
         more |= OPTIONS
-    process = await _open([*nsqd_command(), *_base_flags(flags, more), *flags])
+    process = await _open([*(command or nsqd_command()), *_base_flags(flags, more), *flags])
     nsqd = NsqdProcess(process, data_path=data_path)
     async with _watched(nsqd, {"TCP", "HTTP", "HTTPS"} if https else {"TCP", "HTTP"}):
         yield nsqd

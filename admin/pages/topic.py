@@ -15,7 +15,7 @@ from admin.pages.charts import SeriesCharts
 from admin.pages.listing import Column, clients_listing, make_listing
 from admin.pages.merging import ClusterView, QueueMetrics, channel_view, topic_view
 from admin.pages.messages import PeekSupport
-from admin.pages.settings import SettingsQueries
+from admin.pages.settings import SettingsQueries, StoredHow
 from admin.pages.shared_queries import nodes_of_topic
 from admin.pages.site import Site, arguments
 from admin.watch.history import channel_key, topic_key
@@ -37,7 +37,7 @@ class _TopicResult:
     error: str = ""
     nodes: list[str] = field(default_factory=list)
     nobody: bool = False
-    stored: dict[str, str] = field(default_factory=dict)
+    stored: dict[str, StoredHow] = field(default_factory=dict)
 
 
 class TopicPages:
@@ -132,7 +132,7 @@ class TopicPages:
         if nodes_result.error:
             return _TopicResult(ClusterView(name=channel or topic), error=nodes_result.error)
         producers = nodes_result.producers
-        stored: dict[str, str] = {}
+        stored: dict[str, StoredHow] = {}
         silent = self._poller.silent_nodes
 
         async def ask_settings() -> None:

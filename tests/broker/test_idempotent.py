@@ -11,6 +11,7 @@ from trio.testing import MockClock
 
 from tests.broker.support import Gate, check_balances, consume
 from trionsq.broker.broker import Broker
+from trionsq.broker.logs import log_of
 from trionsq.testing.conversation import Conversation, UnexpectedFrame
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.memory import nsqd_in_memory
@@ -260,3 +261,24 @@ async def test_a_repeat_finds_its_key_when_the_disk_is_full() -> None:
         disk.heal()
         _, messages = await consume(broker, "t", "c", 1)
         assert [message.body for message in messages] == [b"x"]
+
+
+async def test_channels_get_publishes_with_keys_together() -> None:
+    """A topic hands on a few batches in each turn. If each publish were one of them, a client that
+    does not wait for each OK would be far ahead of the channels."""
+    total, background = 400, Gate()
+    async with nsqd_in_memory(background=background, **LOG) as broker:
+        topic = broker.topic("t")
+        talk = await asking(broker)
+        background.shut()
+        lines = [commands.publish("t", b"%d" % number, b"%d" % number) for number in range(total)]
+        await talk.say(b"".join(lines))
+        await talk.silence(5)
+        background.open()
+        for _ in lines:
+            await talk.response()
+        topic_log = log_of(topic)
+        assert topic_log is not None
+        assert len(topic_log.cache) < total / 20
+        _, messages = await consume(broker, "t", "c", total)
+        assert [message.body for message in messages] == [b"%d" % n for n in range(total)]

@@ -25,6 +25,7 @@ from trionsq.broker.channel import Channel
 from trionsq.broker.options import NsqdOptions
 from trionsq.http import metrics
 from trionsq.http.app import create_app
+from trionsq.http.logstream import Readers
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.streams import memory_connection
@@ -273,9 +274,9 @@ async def test_many_who_ask_at_once_cost_one_look(
     looks = []
     gather = metrics._gather
 
-    async def counted(of: Broker, gate: Gate) -> object:
+    async def counted(of: Broker, gate: Gate, readers: Readers) -> object:
         looks.append(of)
-        return await gather(of, gate)
+        return await gather(of, gate, readers)
 
     monkeypatch.setattr(metrics, "_gather", counted)
     app = create_app(broker)
@@ -310,7 +311,7 @@ async def test_other_tasks_get_their_turn_while_a_page_is_made(
 
     monkeypatch.setattr(metrics, "_channel", counted)
     async with metered(meter):
-        gathered = await metrics._gather(broker, Gate())
+        gathered = await metrics._gather(broker, Gate(), Readers(lambda: False, broker.clock))
     assert meter.total == 500
     assert meter.most <= 100
     assert any(len(getattr(table, "rows", ())) == 500 for table in gathered)
@@ -324,7 +325,7 @@ async def test_the_documentation_names_each_figure(broker: Broker) -> None:
     await broker.logs.ensure_node()
     broker.topic("l", "log")
     found = {}
-    for figures in await metrics._gather(broker, Gate()):
+    for figures in await metrics._gather(broker, Gate(), Readers(lambda: False, broker.clock)):
         for metric in figures.metrics():
             suffix = {"counter": "_total", "info": "_info"}.get(metric.type, "")
             labels = {name for sample in metric.samples for name in sample.labels} - {"le"}

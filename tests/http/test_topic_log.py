@@ -21,6 +21,7 @@ from trionsq.broker.broker import Broker
 from trionsq.broker.logs import log_of
 from trionsq.broker.runtime import Clock
 from trionsq.http import logstream
+from trionsq.httpget import get
 from trionsq.storage.log import runs
 from trionsq.storage.log.retention import Retention
 from trionsq.storage.log.seeking import rfc3339
@@ -424,10 +425,22 @@ async def test_other_ends(why: str, autojump_clock: MockClock, monkeypatch: Any)
             assert (answer.end["next"] is None) == (why == "deleted")
 
 
+async def readers(server: Way) -> list[str]:
+    """How many read, and how many were refused, as /metrics says it."""
+
+    async def dial(_host: str, _port: int) -> trio.SocketStream:
+        return server.connect()
+
+    page = (await get("http://localhost:1/metrics", dial=dial)).body.decode()
+    rows = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
+    return [rows["nsqd_log_readers"], rows["nsqd_log_readers_refused_total"]]
+
+
 async def test_too_many_readers_are_refused(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With 503 and when to come again; as soon as one has ended another one may read."""
+    monkeypatch.setattr("trionsq.web.metrics._CACHED_S", 0.0)
     monkeypatch.setattr("trionsq.http.logread.MAX_READERS", 2)
     monkeypatch.setattr(logstream, "MAX_READERS", 2)
     with threads_in_mock_time():
@@ -437,7 +450,9 @@ async def test_too_many_readers_are_refused(
                 answer = await ask(server)
                 assert (answer.status, answer.headers["retry-after"]) == (503, "5")
                 assert answer.notes == [{"message": "TOO_MANY_READERS"}]
+                assert await readers(server) == ["2.0", "1.0"]
             await trio.sleep(1)
+            assert await readers(server) == ["0.0", "1.0"]
             assert (await ask(server)).outcome == ("end", 3)
 
 

@@ -68,12 +68,12 @@ def _endpoints(broker: Broker, gate: Gate) -> Iterable[Endpoint]:
     statistics, publishing = Statistics(broker), Publishing(broker)
     admin, configuration = Administration(broker), Configuration(broker)
     peeking, settings = Peeking(broker, admin), Settings(broker, admin)
-    seeking = Seeking(admin)
+    seeking, reading = Seeking(admin), LogReading(broker, admin)
     return [
         ("GET", "/ping", statistics.ping),
         ("GET", "/info", statistics.info),
         ("GET", "/stats", statistics.stats),
-        metrics_page(broker, gate).endpoint,
+        metrics_page(broker, gate, reading.readers).endpoint,
         *Health(lambda: broker.not_ready_reason).endpoints(),
         ("POST", "/pub", publishing.pub),
         ("POST", "/mpub", publishing.mpub),
@@ -90,7 +90,7 @@ def _endpoints(broker: Broker, gate: Gate) -> Iterable[Endpoint]:
         ("GET", "/topic/settings", settings.get),
         ("POST", "/topic/settings", settings.post),
         ("POST", "/topic/note_damage", settings.note_damage),
-        ("GET", "/topic/log", LogReading(broker, admin).read),
+        ("GET", "/topic/log", reading.read),
         ("GET", "/topic/peek", peeking.topic),
         ("GET", "/channel/peek", peeking.channel),
         ("POST", "/channel/create", seeking.create_channel),

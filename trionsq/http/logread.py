@@ -40,11 +40,15 @@ _HEADERS: Final = {
 
 
 class LogReading:
-    """The endpoint."""
+    """The endpoint.
+
+    Attributes:
+        readers: the answers under way.
+    """
 
     def __init__(self, broker: Broker, admin: Administration) -> None:
         self._admin = admin
-        self._readers = Readers(lambda: broker.exiting, broker.clock)
+        self.readers = Readers(lambda: broker.exiting, broker.clock)
 
     async def read(self) -> Response:
         """GET /topic/log."""
@@ -57,7 +61,8 @@ class LogReading:
         token, begin, to = _token(values), position_argument(b"from"), position_argument(b"to")
         if token is not None and begin is not None:
             raise HttpError(400, "INVALID_ARG_AFTER: not together with from")
-        if self._readers.count >= MAX_READERS:
+        if self.readers.count >= MAX_READERS:
+            self.readers.refused_count += 1
             refused = error(503, "TOO_MANY_READERS")
             refused.headers["Retry-After"] = str(_RETRY_S)
             return refused
@@ -80,7 +85,7 @@ class LogReading:
             raise HttpError(500, f"NOT_READ: {failure}") from failure
         except ForeignTokenError as foreign:
             raise HttpError(409, f"TOKEN_OF_ANOTHER_LOG: {foreign}") from foreign
-        stream = LogStream(self._readers, topic_log, form, LogRange(first, last, count, wait_s))
+        stream = LogStream(self.readers, topic_log, form, LogRange(first, last, count, wait_s))
         response = Response(stream, 200, headers=_HEADERS, content_type=form.content_type)
         response.timeout = _SEND_S
         return response

@@ -56,12 +56,13 @@ class Readers:
 
     Attributes:
         count: of those under way.
+        refused_count: further ones that were wanted.
         limiter: of the threads.
         turn: of those that encode.
     """
 
     def __init__(self, is_stopping: Callable[[], bool], clock: Clock) -> None:
-        self.count = 0
+        self.count = self.refused_count = 0
         self.limiter = trio.CapacityLimiter(_MAX_THREADS)
         self.turn = trio.Lock()
         self.is_stopping = is_stopping
@@ -113,6 +114,8 @@ class LogStream(ResponseBody):
         if self._readers.count < MAX_READERS:
             self._readers.count += 1
             self._is_counted = True
+        else:
+            self._readers.refused_count += 1
         return self
 
     async def __aexit__(

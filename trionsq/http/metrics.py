@@ -18,6 +18,7 @@ from trionsq.broker.logs import durability_of, log_of
 from trionsq.broker.topic import Topic
 from trionsq.core.keys import KeyWindow
 from trionsq.core.latency import quantiles
+from trionsq.http.logstream import Readers
 from trionsq.storage.log.figures import StateFigures
 from trionsq.storage.log.retention import Retention
 from trionsq.storage.log.topiclog import TopicLog
@@ -121,6 +122,12 @@ _PROCESS: Final = (
     counter("nsqd_broken_invariants", "Checks that found counters which do not add up: a defect."),
     gauge("nsqd_disk_faults", "Queues and files with a fault; 0 is healthy."),
 )
+_READERS: Final = (
+    gauge("nsqd_log_readers", "Answers to GET /topic/log under way."),
+    counter(
+        "nsqd_log_readers_refused", "Requests for /topic/log refused: too many were under way."
+    ),
+)
 _KEYS: Final = (
     gauge("nsqd_idempotency_keys", "Keys of idempotent publishes in memory."),
     counter(
@@ -140,12 +147,12 @@ _AUTH: Final = (
 _LOOKUPD: Final = gauge("nsqd_lookupd_connected", "1 while registered at the nsqlookupd.")
 
 
-def metrics_page(broker: Broker, gate: Gate) -> MetricsPage:
-    """Return /metrics of ``broker`` and of the ``gate`` before its HTTP."""
-    return MetricsPage(lambda: _gather(broker, gate))
+def metrics_page(broker: Broker, gate: Gate, readers: Readers) -> MetricsPage:
+    """Return /metrics of ``broker``, of the ``gate`` before its HTTP and of who reads its logs."""
+    return MetricsPage(lambda: _gather(broker, gate, readers))
 
 
-async def _gather(broker: Broker, gate: Gate) -> Sequence[MetricSet]:
+async def _gather(broker: Broker, gate: Gate, readers: Readers) -> Sequence[MetricSet]:
     topics, channels = Table(_TOPIC), Table(_CHANNEL)
     topics_dropped, channels_dropped = Table([_TOPIC_DROPPED]), Table([_CHANNEL_DROPPED])
     latencies = Table([_LATENCY])
@@ -184,7 +191,7 @@ async def _gather(broker: Broker, gate: Gate) -> Sequence[MetricSet]:
         *_process(broker, await _queued_output_bytes(broker)),
         *gate_metrics("nsqd", gate),
         *_keys(broker.registry.keys),
-        *_logs(broker),
+        *_logs(broker, readers),
         storages,
         logs,
         holders,
@@ -269,7 +276,7 @@ def _keys(keys: KeyWindow) -> list[MetricSet]:
     ]
 
 
-def _logs(broker: Broker) -> list[MetricSet]:
+def _logs(broker: Broker, readers: Readers) -> list[MetricSet]:
     node = broker.logs.node
     figures = StateFigures() if node is None else node.figures
     state: list[tuple[Labels, Sequence[float | None]]] = []
@@ -278,6 +285,7 @@ def _logs(broker: Broker) -> list[MetricSet]:
         state.append(({}, [figures.commits, figures.failed_commits, node.is_full, is_direct]))
     return [
         Table(_STATE, state),
+        Table(_READERS, [({}, [readers.count, readers.refused_count])]),
         HistogramMetrics.of(
             "nsqd_log_fsync_duration_seconds",
             "Duration of an fsync of a log.",

@@ -44,6 +44,51 @@ async def test_the_pages_say_how_a_topic_is_kept() -> None:
         assert node.count(">default</span>") == 1
 
 
+@pytest.mark.parametrize(
+    ("oldest", "text"),
+    [
+        ({"held_by": "channel", "channel": EVIL}, "which has not finished it"),
+        ({"held_by": "topic", "channel": ""}, "the topic: no channel has had it"),
+        ({"held_by": "retention", "channel": ""}, ">retention<"),
+        ({"held_by": "none", "channel": ""}, "nothing: it is the only one"),
+    ],
+    ids=lambda value: value["held_by"] if isinstance(value, dict) else "",
+)
+async def test_the_page_of_a_topic_says_what_its_log_has(oldest: dict[str, str], text: str) -> None:
+    """First and last message by sequence and time, size, retention, and what keeps the oldest
+    file."""
+    figures = {
+        "retain": "24h0m0s",
+        "retain_bytes": 5_000_000,
+        "first": {"sequence": 1_000, "time": "2026-11-20T08:00:00.000181Z"},
+        "last": {"sequence": 90_113, "time": "2026-11-23T10:12:44.7Z"},
+        "segments": 3,
+        "bytes": 301_990_012,
+        "oldest_segment": oldest,
+    }
+    stored = {"topic": "orders", "storage": "log", "durability": "always"}
+    async with pages(cluster({"topics": [stored | figures]})) as site:
+        page = await site.page("/topics/orders")
+        for part in ("1,000 ", "90,113 ", "2026-11-20 08:00:00 UTC", "2026-11-23 10:12:44 UTC"):
+            assert part in page
+        assert "24h0m0s or " in page
+        assert "in 3 files" in page
+        assert text in page
+        assert "<script>alert" not in page
+
+
+async def test_a_log_without_messages_has_no_places() -> None:
+    """A dash stands for each; a node that says nothing of its log has no row."""
+    empty = {"first": None, "last": None, "retain": "0s", "oldest_segment": {"held_by": "none"}}
+    stored = {"topic": "orders", "storage": "log", "durability": "always"}
+    async with pages(cluster({"topics": [stored | empty]})) as site:
+        page = await site.page("/topics/orders")
+        assert page.count('data-label="First message">\N{EN DASH}<') == 1
+        assert "as long as they are needed" in page
+    async with pages(cluster({"topics": [stored]})) as site:
+        assert 'id="log-title"' not in await site.page("/topics/orders")
+
+
 async def test_trouble_of_logs_is_on_the_page_of_the_node() -> None:
     """Damaged places by name, as far as they are told, and a full disk."""
     damaged = [{"topic": "orders", "file": "f", "offset": 9, "text": f"f at 9 {EVIL}"}]

@@ -64,6 +64,7 @@ exec "{python}" -m trionsq.local.main "$@"
 SHELLS = {
     "bash": (["bash", "--norc", "--noprofile", "-i"], ""),
     "zsh": (["zsh", "-f", "-i"], "autoload -U compinit && compinit -D -u\n"),
+    "fish": (["fish", "--no-config", "-i"], ""),
 }
 # What is typed before the key TAB, and what the command then gets.
 TYPED = {
@@ -115,7 +116,7 @@ def read_all(terminal: int) -> None:
 
 
 def test_fish_has_a_script(capsys: pytest.CaptureFixture[str]) -> None:
-    """It asks this command; no fish runs it here."""
+    """It asks this command, also where no fish is installed."""
     ended = run_command(capsys, "completion", "fish")
     assert ended.code == 0
     assert "--command trionsq" in ended.out

@@ -6,12 +6,13 @@ Blocks: for a job, before the broker serves.
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from trionsq.core.keys import PublishKey, StoredKey
 from trionsq.disk import Disk, DiskFile, close_quietly, read_pieces, replace_file
 from trionsq.storage.log.cursor import Cursor
 from trionsq.storage.log.damage import DamagedPlace
@@ -76,22 +77,31 @@ class _Tail:
     Attributes:
         end: the sequence behind the last record.
         deferred: heads of deferred records.
-        keyed: heads of idempotent publishes.
+        keyed: sequences and keys of the newest idempotent publishes; so many as are kept.
         last_id: of the last message.
     """
 
+    max_keys: int
     end: int = 0
     deferred: list[RecordHead] = field(default_factory=list)
-    keyed: list[RecordHead] = field(default_factory=list)
+    keyed: list[tuple[int, StoredKey]] = field(default_factory=list)
     last_id: int = 0
 
-    def note_record(self, head: RecordHead, scan_from: int) -> None:
+    def note_segment(self, heads: Iterable[RecordHead], scan_from: int) -> None:
+        """Note the records of a segment; those of newer ones are noted already."""
+        keyed = deque[tuple[int, StoredKey]](maxlen=max(0, self.max_keys - len(self.keyed)))
+        for head in heads:
+            self._note_record(head, scan_from)
+            if head.key is not None:
+                key = PublishKey(head.key, head.digest or b"")
+                keyed.append((head.sequence, StoredKey(key, head.timestamp_ns)))
+        self.keyed += keyed
+
+    def _note_record(self, head: RecordHead, scan_from: int) -> None:
         """Note a record; those that were deferred before ``scan_from`` are in the state."""
         self.end = max(self.end, head.next_sequence)
         if head.defer_ms and head.next_sequence > scan_from:
             self.deferred.append(head)
-        if head.key is not None:
-            self.keyed.append(head)
         if head.ids:
             first, count = head.ids[-1]
             self.last_id = max(self.last_id, first + count - 1)
@@ -179,7 +189,7 @@ def _open_log(
     segments = _chain(node, row, files)
     frontiers = [channel.frontier for channel in channels]
     scan_from = min([row.end if row.frontier is None else row.frontier, *frontiers])
-    tail = _scan_tail(node.disk, segments, scan_from, row.scan)
+    tail = _scan_tail(node, segments, scan_from, row.scan)
     # An unreadable file keeps its name, too.
     known = {segment.first for segment in segments}
     unreadable = [first + 1 for first, _ in files if first not in known]
@@ -211,8 +221,8 @@ def _open_log(
         topic_log.cursors[channel.number] = cursor
         found.channels.append(cursor)
     topic_log.is_paused = row.paused
-    for head in sorted(tail.keyed, key=lambda head: head.sequence):
-        node.keys.add_found(row.number, head)
+    for _, key in sorted(tail.keyed):
+        node.keys.add_found(row.number, key)
     node.commit([UpdateTopic(topic_log.row())])
     return found
 
@@ -318,13 +328,13 @@ def _read_header(file: DiskFile, name: str) -> SegmentHeader:
 
 
 def _scan_tail(
-    disk: Disk,
+    node: LogNode,
     segments: list[SegmentFile],
     scan_from: int,
     place: tuple[int, int, int] | None,
 ) -> _Tail:
     """Scan what was written since the state was saved, and cut what is torn."""
-    tail = _Tail()
+    tail = _Tail(node.keys.max_keys)
     for at in reversed(range(len(segments))):
         is_needed = at + 1 == len(segments) or segments[at + 1].first > scan_from
         # A key that was not durable yet may be in the segment that was the newest then.
@@ -337,11 +347,10 @@ def _scan_tail(
         if place is not None and place[0] == segment.first and place[2] <= scan_from:
             start = min(place[1], segment.end)
             tail.end = max(tail.end, place[2])
-        file = disk.open(segment.name)
+        file = node.disk.open(segment.name)
         try:
             scan = scan_segment(file, segment.header, start, end=segment.end, check_bodies=True)
-            for head in scan.records:
-                tail.note_record(head, scan_from)
+            tail.note_segment(scan.records, scan_from)
             if at + 1 == len(segments):
                 # Of the others the next one says where they end: what is bad there is damage.
                 segment.end = scan.end

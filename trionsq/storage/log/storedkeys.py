@@ -15,7 +15,6 @@ from typing import Final, NamedTuple, Protocol
 
 from trionsq.core.batch import MessageBatch
 from trionsq.core.keys import DIGEST_BYTES, PublishKey, StoredKey
-from trionsq.storage.log.format import RecordHead
 from trionsq.storage.log.rows import PutMeta
 
 __all__ = ["StoredKeys"]
@@ -57,12 +56,16 @@ class _Chunk:
 
 
 class StoredKeys:
-    """See the module. What the state has is bounded: the oldest chunk goes first."""
+    """See the module. What the state has is bounded: the oldest chunk goes first.
+
+    Attributes:
+        max_keys: about so many keys are kept.
+    """
 
     def __init__(self, window_ns: int = 0, max_keys: int = 0) -> None:
-        """Keys are kept for ``window_ns``, and about ``max_keys`` of them; 0: none are."""
+        """Keys are kept for ``window_ns``; 0, of that or of ``max_keys``: none are."""
+        self.max_keys = max_keys if window_ns else 0
         self._window_ns = window_ns
-        self._max_keys = max_keys
         self._chunks: deque[_Chunk] = deque()
         self._count = 0
         self._next = 0
@@ -109,7 +112,7 @@ class StoredKeys:
         return written[0].first if written else _NEVER
 
     def _add(self, topic: int, key: PublishKey, time_ns: int) -> None:
-        if self._window_ns and self._max_keys:
+        if self.max_keys:
             head = _KEY.pack(topic, time_ns, key.digest, len(key.text))
             self._unsaved.append(head + key.text)
             self._newest_ns = time_ns
@@ -118,7 +121,7 @@ class StoredKeys:
         """Return what the state has to know before all else of a commit."""
         if not self._unsaved:
             return []
-        unsaved, self._unsaved = self._unsaved[-self._max_keys :], []
+        unsaved, self._unsaved = self._unsaved[-self.max_keys :], []
         changes: list[PutMeta] = []
         while self._chunks and self._is_unneeded(self._chunks[0], len(unsaved)):
             gone = self._chunks.popleft()
@@ -135,7 +138,7 @@ class StoredKeys:
 
     def _is_unneeded(self, chunk: _Chunk, more: int) -> bool:
         is_old = chunk.newest_ns <= self._newest_ns - self._window_ns
-        return is_old or self._count + more - chunk.count >= self._max_keys
+        return is_old or self._count + more - chunk.count >= self.max_keys
 
     # A start
 
@@ -157,13 +160,12 @@ class StoredKeys:
             self._next = number + 1
             self._loaded.append(value)
 
-    def add_found(self, topic: int, head: RecordHead) -> None:
+    def add_found(self, topic: int, stored: StoredKey) -> None:
         """Note the key of a record that the start has read: the state may lack it."""
-        text, digest = head.key or b"", head.digest or b""
+        text, digest = stored.key
         if 0 < len(text) < 256 and len(digest) == DIGEST_BYTES:
-            key = PublishKey(text, digest)
-            self._add(topic, key, head.timestamp_ns)
-            self._scanned.append((topic, StoredKey(key, head.timestamp_ns)))
+            self._add(topic, stored.key, stored.time_ns)
+            self._scanned.append((topic, stored))
 
     def pop_found(self) -> Iterator[tuple[int, StoredKey]]:
         """Yield what a start has found, with the number of the log, about the oldest first.

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from trionsq.core.batch import MessageBatch
+from trionsq.storage.log.batches import join_batches
 from trionsq.storage.log.segmentfile import end_of, sequences_of
 
-__all__ = ["TailCache"]
+__all__ = ["TailCache", "joined_keyed"]
 
 # Places of batches that are gone, before the lists are cut.
 _MIN_CUT: Final = 64
+# Publishes with a key that are handed on together, and those that are copied for it.
+_MAX_JOINED_MESSAGES: Final = 512
+_MAX_JOINED_BYTES: Final = 64 * 1024
+_MAX_COPIED_BYTES: Final = 4 * 1024
 
 
 class TailCache:
@@ -66,3 +72,40 @@ class TailCache:
     def clear(self) -> None:
         """Let go of all batches."""
         self._batches, self._firsts, self._start = [], [], 0
+
+
+def joined_keyed(batches: Iterable[MessageBatch]) -> Iterator[MessageBatch]:
+    """Yield the batches of a round; small publishes with a key, each a record, become one.
+
+    Channels get batch by batch: one for each message would be far slower than its publishing, and
+    take some hundred bytes of memory. Who delivers needs no key.
+    """
+    run: list[MessageBatch] = []
+    count = nbytes = 0
+    for batch in batches:
+        size = batch.bodies.nbytes
+        is_small = batch.key is not None and size <= _MAX_COPIED_BYTES
+        if run and not (
+            is_small
+            and count + batch.count <= _MAX_JOINED_MESSAGES
+            and nbytes + size <= _MAX_JOINED_BYTES
+            and batch.defer_ms == run[0].defer_ms
+            and sequences_of(batch)[0] == end_of(run[-1])
+        ):
+            yield _join(run)
+            run, count, nbytes = [], 0, 0
+        if not is_small:
+            yield batch
+            continue
+        run.append(batch)
+        count += batch.count
+        nbytes += size
+    if run:
+        yield _join(run)
+
+
+def _join(run: list[MessageBatch]) -> MessageBatch:
+    if len(run) == 1:
+        return run[0]
+    parts = [MessageBatch(it.bodies, it.ids, it.timestamp_ns, it.defer_ms, it.stamps) for it in run]
+    return join_batches(parts, sequences_of(run[0])[0])

@@ -30,7 +30,7 @@ from trionsq.storage.log.rows import (
 from trionsq.storage.log.segmentfile import SegmentFile, end_of
 from trionsq.storage.log.segmentlist import add_begun, leave_segments, scan_place, whole_from
 from trionsq.storage.log.segmentwriter import SegmentWriter
-from trionsq.storage.log.tailcache import TailCache
+from trionsq.storage.log.tailcache import TailCache, joined_keyed
 from trionsq.storage.log.topicreader import TopicReader
 
 __all__ = ["TopicLog"]
@@ -177,7 +177,7 @@ class TopicLog:
                 finish_round(round_, self._node, error_text(job.error))
             self.caught_up()
             return
-        for batch in job.written:
+        for batch in joined_keyed(job.written):
             self.cache.add_batch(batch)
             self._node.count_cached(self.cache, batch.bodies.nbytes)
             self.depth += batch.count
