@@ -8,10 +8,18 @@ from typing import Final
 from trionsq.core.batch import MessageBatch
 from trionsq.storage.log.segmentwriter import end_of, sequences_of
 
-__all__ = ["TailCache"]
+__all__ = ["TailCache", "cached_nbytes"]
 
 # Places of batches that are gone, before the lists are cut.
 _MIN_CUT: Final = 64
+# What a batch, and each of its messages, costs beside the bodies: about, in bytes.
+_BATCH_BYTES: Final = 780
+_MESSAGE_BYTES: Final = 16
+
+
+def cached_nbytes(batch: MessageBatch) -> int:
+    """Return how much memory a batch in a cache takes, in bytes."""
+    return batch.bodies.nbytes + _BATCH_BYTES + _MESSAGE_BYTES * batch.count
 
 
 class TailCache:

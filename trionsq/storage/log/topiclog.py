@@ -29,7 +29,7 @@ from trionsq.storage.log.rows import (
 )
 from trionsq.storage.log.segmentlist import add_begun, leave_segments, scan_place, whole_from
 from trionsq.storage.log.segmentwriter import SegmentFile, SegmentWriter, end_of
-from trionsq.storage.log.tailcache import TailCache
+from trionsq.storage.log.tailcache import TailCache, cached_nbytes
 from trionsq.storage.log.topicreader import TopicReader
 
 __all__ = ["TopicLog"]
@@ -178,7 +178,7 @@ class TopicLog:
             return
         for batch in job.written:
             self.cache.add_batch(batch)
-            self._node.count_cached(self.cache, batch.bodies.nbytes)
+            self._node.count_cached(self.cache, cached_nbytes(batch))
             self.depth += batch.count
         if job.written:
             self.safe_end = max(self.safe_end, end_of(job.written[-1]))
