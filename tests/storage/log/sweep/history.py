@@ -277,7 +277,7 @@ class History:
             self._story("and then a crash")
             world.disk.crash_at(random.randint(2, 12))
         elif fate < 0.6:
-            self._crash_naming([False, True])
+            self._crash_naming([False, True], random.choice((1, 1, 2)))
         self._publish(topic)
         world.sync()
         world.settle()
@@ -291,15 +291,15 @@ class History:
             world.settle()
             world.disk.crash_at(random.randint(1, 8))
 
-    def _crash_naming(self, fates: list[bool]) -> None:
-        """Crash where a file gets its name or loses it, or soon behind that.
+    def _crash_naming(self, fates: list[bool], count: int) -> None:
+        """Crash where a file gets its name or loses it, about at the ``count``-th time.
 
         ``fates``: of that crash and of those that follow it soon, whether the power fails.
         """
         random, world = self._random, self._world
         self._story("a name will be the last that changes")
         only = random.choice((("sync_folder",), ("rename", "unlink", "sync_folder")))
-        world.disk.crash_at(random.choice((1, 1, 2, 3)), only)
+        world.disk.crash_at(count if len(only) == 1 else random.randint(count, 3 * count), only)
         self._fates = fates
 
     def _fail_journal(self) -> None:
@@ -372,22 +372,21 @@ class History:
                 world.settle()
             self._finish_most(topic, 0.97, 200)
         fate = random.random()
-        if fate < 0.3:
-            self._crash_naming([random.random() < 0.7])
-        elif fate < 0.6 and self._fails_commits:
-            times = random.choice((1, 2, 3))
-            self._story(f"{times} commits will fail")
-            for place in range(times):
-                world.disk.fail(errno.EIO, 1 + place, only=["sync"], name=WAL_FILE)
-            self._crash_naming([random.random() < 0.5])
-        self._story("tick")
-        world.tick()
-        if fate > 0.7:
-            self._seek_beside(topic)
-        world.settle()
-        if random.random() < 0.5:
+        if fate < 0.4:
+            self._crash_naming([random.random() < 0.8], random.randint(1, 6))
+        elif fate < 0.7 and self._fails_commits:
+            self._story("commits will fail")
+            world.disk.fail(errno.EIO, forever=True, only=["sync"], name=WAL_FILE)
+            self._crash_naming([random.random() < 0.3], 1)
+        # A tick looks at one log.
+        for _ in range(2 * len(world.topics)):
+            self._story("tick")
             world.tick()
+            if fate > 0.7:
+                self._seek_beside(topic)
             world.settle()
+        if self._fails_commits:
+            world.disk.heal()
         world.disk.crash_at(random.randint(1, 40))
 
     def _seek_beside(self, topic: LiveTopic) -> None:
@@ -449,7 +448,7 @@ class History:
             self._story(f"delete {name}")
             world.delete_topic(name)
             if random.random() < 0.3:
-                self._crash_naming([False, True])
+                self._crash_naming([False, True], random.choice((1, 1, 2)))
         elif kind < 0.25:
             paused = not topic.core.paused
             self._story(f"pause {name}: {paused}")
