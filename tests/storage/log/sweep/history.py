@@ -99,6 +99,12 @@ class History:
             except Crashed:
                 self._crash()
         world.disk.crash_at(1 << 60)
+        if world.retain_bytes == 0 and random.random() < 0.5:
+            try:
+                self._clear()
+            except Crashed:
+                self._crash()
+        world.disk.crash_at(1 << 60)
         self._drain()
         return self.points
 
@@ -298,8 +304,14 @@ class History:
         """
         random, world = self._random, self._world
         self._story("a name will be the last that changes")
-        only = random.choice((("sync_folder",), ("rename", "unlink", "sync_folder")))
-        world.disk.crash_at(count if len(only) == 1 else random.randint(count, 3 * count), only)
+        kind = random.random()
+        if kind < 0.4:
+            world.disk.crash_at(count, ("unlink",), "*.log.*.dat")
+        elif kind < 0.7:
+            world.disk.crash_at(count, ("sync_folder",))
+        else:
+            count = random.randint(count, 3 * count)
+            world.disk.crash_at(count, ("rename", "unlink", "sync_folder"))
         self._fates = fates
 
     def _fail_journal(self) -> None:
@@ -336,7 +348,9 @@ class History:
         if random.random() < 0.5:
             self._story("tick")
             world.tick()
-            if random.random() < 0.2:
+            if random.random() < 0.4:
+                self._crash_removing(topic)
+            elif random.random() < 0.2:
                 self._story("and then a crash")
                 world.disk.crash_at(random.randint(2, 15))
                 world.settle()
@@ -372,9 +386,9 @@ class History:
                 world.settle()
             self._finish_most(topic, 0.97, 200)
         fate = random.random()
-        if fate < 0.4:
+        if fate < 0.2:
             self._crash_naming([random.random() < 0.8], random.randint(1, 6))
-        elif fate < 0.7 and self._fails_commits:
+        elif fate > 0.7 and self._fails_commits:
             self._story("commits will fail")
             world.disk.fail(errno.EIO, forever=True, only=["sync"], name=WAL_FILE)
             self._crash_naming([random.random() < 0.3], 1)
@@ -382,12 +396,42 @@ class History:
         for _ in range(2 * len(world.topics)):
             self._story("tick")
             world.tick()
-            if fate > 0.7:
+            if 0.2 < fate < 0.4:
+                self._crash_removing(topic)
+            elif 0.4 < fate < 0.7:
                 self._seek_beside(topic)
             world.settle()
         if self._fails_commits:
             world.disk.heal()
         world.disk.crash_at(random.randint(1, 40))
+
+    def _crash_removing(self, topic: LiveTopic) -> None:
+        """Cut the power when a remainder has its name, and the segments before it are removed."""
+        world, before = self._world, len(topic.log.segments)
+        for _ in range(20):
+            world.settle(1)
+            if len(topic.log.segments) < before:
+                self._story("segments will be removed")
+                world.disk.crash_at(self._random.choice((1, 1, 2)), ("unlink", "sync_folder"))
+                self._fates = [True]
+                break
+
+    def _clear(self) -> None:
+        """Finish nearly all of all topics, until the power fails beside a remainder."""
+        random, world = self._random, self._world
+        self._story("nearly all is finished")
+        for _ in range(8):
+            for topic in world.topics.values():
+                self._finish_most(topic, random.choice((0.5, 0.9)), 200)
+            self._story("tick")
+            world.tick()
+            for topic in world.topics.values():
+                self._crash_removing(topic)
+            world.settle()
+            world.pass_time(random.choice((0.5, 10.0)))
+        world.disk.crash_at(random.randint(1, 8))
+        world.tick()
+        world.settle()
 
     def _seek_beside(self, topic: LiveTopic) -> None:
         """Let a channel go back, and get all that again, while a remainder is being made."""
