@@ -188,6 +188,8 @@ class History:
                 self._fail_commit()
             elif self._has_faults and random.random() < 0.04:
                 self._fail_round(topic)
+            elif random.random() < 0.02:
+                self._tear_round(topic)
             elif self._flows and random.random() < 0.4 and topic.channels:
                 if self._world.retain_bytes == 0 and random.random() < 0.25:
                     self._replace(topic)
@@ -296,6 +298,18 @@ class History:
             world.tick()
             world.settle()
             world.disk.crash_at(random.randint(1, 8))
+
+    def _tear_round(self, topic: LiveTopic) -> None:
+        """Crash while a round of several records is written."""
+        random, world = self._random, self._world
+        self._story("a round will be torn")
+        for _ in range(random.choice((2, 3, 5))):
+            world.publish(topic, 1, random.choice((0, 500, 3_000)), with_key=random.random() < 0.5)
+        count = random.choice((1, 2, 2, 3))  # the first record goes alone
+        world.disk.crash_at(count, random.choice((("write",), ("sync",))), "*.log.*")
+        self._fates = [random.random() < 0.7]
+        world.settle()
+        world.disk.crash_at(random.randint(1, 40))
 
     def _crash_naming(self, fates: list[bool], count: int) -> None:
         """Crash where a file gets its name or loses it, about at the ``count``-th time.
