@@ -12,7 +12,7 @@ import pytest
 
 from tests.storage.disks import put
 from trionsq.disk import replace_file
-from trionsq.testing.disk import OPERATIONS, SimulatedDisk
+from trionsq.testing.disk import OPERATIONS, Crashed, SimulatedDisk
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "data" / "diskqueue"
 SEEDS = range(200)
