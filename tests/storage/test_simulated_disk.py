@@ -12,7 +12,7 @@ import pytest
 
 from tests.storage.disks import put
 from trionsq.disk import replace_file
-from trionsq.testing.disk import OPERATIONS, SimulatedDisk
+from trionsq.testing.disk import OPERATIONS, Crashed, SimulatedDisk
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "data" / "diskqueue"
 SEEDS = range(200)
@@ -141,6 +141,20 @@ def test_faults_may_be_for_some_files_only() -> None:
     with pytest.raises(OSError, match="No space"):
         meta.write(b"abc", 0)
     meta.close()
+
+
+def test_a_crash_may_be_for_some_operations_only() -> None:
+    """Others, and those of other files, do not count; impossible ones are refused."""
+    disk = SimulatedDisk()
+    disk.crash_at(2, only=["create"], name="*.dat")
+    disk.create("a.dat").write(b"a", 0)
+    disk.create("b.log").sync()
+    disk.rename("a.dat", "c.dat")
+    with pytest.raises(Crashed):
+        disk.create("d.dat")
+    assert disk.crashed
+    with pytest.raises(ValueError, match="no such operation"):
+        SimulatedDisk().crash_at(1, only=["fly"])
 
 
 def test_a_fault_that_could_never_happen_is_refused() -> None:

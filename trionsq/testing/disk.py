@@ -84,7 +84,7 @@ class SimulatedDisk:
         self._folder = FolderNames()
         self._handles: set[SimulatedFile] = set()
         self._planned: list[PlannedFault] = []
-        self._crash_in = 0
+        self._crash: PlannedFault | None = None
         self._lock = Lock()
 
     def __repr__(self) -> str:
@@ -148,15 +148,16 @@ class SimulatedDisk:
         with self._lock:
             self._planned.clear()
 
-    def crash_at(self, count: int) -> None:
+    def crash_at(self, count: int, only: Collection[str] | None = None, name: str = "*") -> None:
         """Let the ``count``-th operation from now raise `Crashed`, and all later ones, too.
 
-        That operation is done or not done; a write may be done in part.
+        ``only`` and ``name`` select the operations that count, as in `fail`. The operation is done
+        or not done; a write may be done in part.
         """
-        if count < 1:
-            raise ValueError(f"no such operation: {count}")
+        if count < 1 or not OPERATIONS.issuperset(only or ()):
+            raise ValueError(f"no such operation: count={count}, only={only}")
         with self._lock:
-            self._crash_in = count
+            self._crash = PlannedFault(0, count, False, only or OPERATIONS, name)
 
     def after_kill(self) -> SimulatedDisk:
         """Return the disk after a kill of the process: the whole page cache is there.
@@ -251,9 +252,8 @@ class SimulatedDisk:
             self.operations += 1
             if self._logged:
                 self.log.append((operation, " -> ".join(names)))
-            self._crash_in -= 1
-            if self._crash_in == 0:
-                self._crash(operation, act, failing)
+            if self._crash is not None and self._crash.meets(operation, names):
+                self._stop(operation, act, failing)
             # Each planned fault counts the operation, even if another one makes it fail.
             if faults := [fault for fault in self._planned if fault.meets(operation, names)]:
                 self.faults[operation] += 1
@@ -261,9 +261,7 @@ class SimulatedDisk:
                 raise self._error(faults[0].error_number, *names)
             return act()
 
-    def _crash(
-        self, operation: str, act: Callable[[], object], failing: Callable[[], None]
-    ) -> None:
+    def _stop(self, operation: str, act: Callable[[], object], failing: Callable[[], None]) -> None:
         self.crashed = True
         outcome = self._random.choice(("not done", "done", "done in part"))
         if outcome == "done":

@@ -9,7 +9,7 @@ __all__ = ["PlannedFault"]
 
 
 class PlannedFault:
-    """An error that a future operation will have."""
+    """An error, or a crash, that a future operation will have."""
 
     def __init__(
         self, error_number: int, at: int, forever: bool, only: Collection[str], name: str
@@ -22,7 +22,9 @@ class PlannedFault:
 
     def meets(self, operation: str, names: tuple[str, ...]) -> bool:
         """Count the operation if it matches; return whether it has to fail."""
-        if operation not in self._only or not any(fnmatchcase(name, self._name) for name in names):
+        if operation not in self._only:
+            return False
+        if self._name != "*" and not any(fnmatchcase(name, self._name) for name in names):
             return False
         self._left -= 1
         return self._left == 0 or (self._forever and self._left < 0)

@@ -81,7 +81,7 @@ class LogReader:
                 # The disk may give them later.
                 self._node.retry_read(job, finished)
                 return
-            [block] = blocks
+            block = blocks.pop()  # what the closures keep waits for the garbage collector
             if block.damage and is_stale(used):
                 self._node.submit_job(job, finished)
                 return
@@ -116,7 +116,7 @@ class LogReader:
             if error is not None:
                 self._node.retry_read(job, finished)
                 return
-            [read] = found
+            read = found.pop()
             if read.damage and is_stale(used):
                 self._node.submit_job(job, finished)
                 return

@@ -137,14 +137,13 @@ def open_logs(node: LogNode, content: StateContent) -> list[FoundLog]:
         _open_log(node, row, files.pop(row.number, []), channels[row.number], held)
         for row in content.topics
     ]
-    if found:
-        # A kill may have come between the naming of a segment and the fsync of that.
-        disk.sync_folder()
     for number in content.tombstones:
         _remove(disk, [name for _, name in files.pop(number, [])])
-    if content.tombstones:
-        # The names may be gone already, and that not be durable.
+    if found or content.tombstones:
+        # A kill may have come between the naming of a segment, or the removal of one, and the fsync
+        # of that.
         disk.sync_folder()
+    if content.tombstones:
         node.commit([ForgetTopic(number) for number in content.tombstones])
     for number, names in files.items():
         log.warning(

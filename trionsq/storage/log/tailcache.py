@@ -10,14 +10,22 @@ from trionsq.core.batch import MessageBatch
 from trionsq.storage.log.batches import join_batches
 from trionsq.storage.log.segmentfile import end_of, sequences_of
 
-__all__ = ["TailCache", "joined_keyed"]
+__all__ = ["TailCache", "cached_nbytes", "joined_keyed"]
 
 # Places of batches that are gone, before the lists are cut.
 _MIN_CUT: Final = 64
+# What a batch, and each of its messages, costs beside the bodies: about, in bytes.
+_BATCH_BYTES: Final = 780
+_MESSAGE_BYTES: Final = 16
 # Publishes with a key that are handed on together, and those that are copied for it.
 _MAX_JOINED_MESSAGES: Final = 512
 _MAX_JOINED_BYTES: Final = 64 * 1024
 _MAX_COPIED_BYTES: Final = 4 * 1024
+
+
+def cached_nbytes(batch: MessageBatch) -> int:
+    """Return how much memory a batch in a cache takes, in bytes."""
+    return batch.bodies.nbytes + _BATCH_BYTES + _MESSAGE_BYTES * batch.count
 
 
 class TailCache:

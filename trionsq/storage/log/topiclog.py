@@ -30,7 +30,7 @@ from trionsq.storage.log.rows import (
 from trionsq.storage.log.segmentfile import SegmentFile, end_of
 from trionsq.storage.log.segmentlist import add_begun, leave_segments, scan_place, whole_from
 from trionsq.storage.log.segmentwriter import SegmentWriter
-from trionsq.storage.log.tailcache import TailCache, joined_keyed
+from trionsq.storage.log.tailcache import TailCache, cached_nbytes, joined_keyed
 from trionsq.storage.log.topicreader import TopicReader
 
 __all__ = ["TopicLog"]
@@ -179,7 +179,7 @@ class TopicLog:
             return
         for batch in joined_keyed(job.written):
             self.cache.add_batch(batch)
-            self._node.count_cached(self.cache, batch.bodies.nbytes)
+            self._node.count_cached(self.cache, cached_nbytes(batch))
             self.depth += batch.count
         if job.written:
             self.safe_end = max(self.safe_end, end_of(job.written[-1]))

@@ -242,8 +242,8 @@ class TopicAccount:
         owners: messages by id, as far as they came.
         channels: those that exist, or may.
         refused, saved_refused: messages that were refused, and of how many the state knows that.
-        is_torn: a crash found messages on their way, or before the state knew that some were
-            refused: what is missing of them may be taken for damage.
+        is_torn: the disk failed, and a crash found messages on their way, or before the state knew
+            that some were refused: what is missing of them may be taken for damage.
         keyed: the publishes with a key.
     """
 
@@ -308,9 +308,7 @@ class TopicAccount:
     def stop(self, *, is_crash: bool, has_lost_power: bool, has_faults: bool = False) -> None:
         unanswered = sum(one.told is Told.NOTHING for one in self.messages.values())
         self.is_torn |= is_crash and (
-            self.refused > self.saved_refused
-            or (has_lost_power and unanswered > 1)
-            or (has_faults and unanswered > 0)
+            self.refused > self.saved_refused or (has_faults and unanswered > 0)
         )
         for message in self.messages.values():
             # A refused one may be in the file all the same.

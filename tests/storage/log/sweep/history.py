@@ -10,7 +10,7 @@ from random import Random
 from typing import Final
 
 from tests.storage.log.sweep.account import Broken
-from tests.storage.log.sweep.world import MSG_TIMEOUT_S, LiveChannel, LiveTopic, World
+from tests.storage.log.sweep.world import MSG_TIMEOUT_S, PATIENCE, LiveChannel, LiveTopic, World
 from trionsq.storage.log.journal import journal_number
 from trionsq.storage.log.names import parse_segment_name
 from trionsq.storage.log.rows import State, StateError
@@ -68,7 +68,9 @@ class History:
         self._flows = seed % 4 < 2
         if seed % 4 == 0:
             self._world.retain_bytes = 0  # for remainders
-        self._fails_commits = seed % 5 == 2 and not self._has_faults
+        self._fails_commits = seed % 5 in (1, 2) and not self._has_faults
+        # Of the next crashes, in their order: whether the power fails, and not only the process.
+        self._fates: list[bool] = []
         self._story(f"seed {seed} {self._world.durability}")
 
     def _story(self, text: str) -> None:
@@ -87,12 +89,19 @@ class History:
                 world.make_topic(name)
             world.settle()
         for _ in range(self._lives):
-            world.disk.crash_at(random.randint(1, random.choice((8, 40, 150))))
+            most = 8 if self._fates else random.choice((8, 40, 150))
+            world.disk.crash_at(random.randint(1, most))
             try:
-                if random.random() < 0.08:
+                if random.random() < 0.08 and not self._fates:
                     self._stop()
                 while True:
                     self._act()
+            except Crashed:
+                self._crash()
+        world.disk.crash_at(1 << 60)
+        if world.retain_bytes == 0 and random.random() < 0.5:
+            try:
+                self._clear()
             except Crashed:
                 self._crash()
         world.disk.crash_at(1 << 60)
@@ -105,7 +114,7 @@ class History:
         random, world = self._random, self._world
         for _ in range(_MAX_STARTS):
             self.points.crashes += 1
-            has_lost_power = random.random() < 0.5
+            has_lost_power = self._fates.pop(0) if self._fates else random.random() < 0.5
             self._story("power cut" if has_lost_power else "kill -9")
             disk = world.disk
             world.disk = disk.after_power_loss() if has_lost_power else disk.after_kill()
@@ -113,7 +122,7 @@ class History:
             world.stop(is_crash=True, has_lost_power=has_lost_power)
             if self._flips and random.random() < 0.5:
                 self._flip()
-            if random.random() < 0.3:
+            if random.random() < 0.3 and not self._fates:
                 world.disk.crash_at(random.randint(1, 30))
             try:
                 self._start()
@@ -179,8 +188,13 @@ class History:
                 self._fail_commit()
             elif self._has_faults and random.random() < 0.04:
                 self._fail_round(topic)
+            elif random.random() < 0.02:
+                self._tear_round(topic)
             elif self._flows and random.random() < 0.4 and topic.channels:
-                self._flow(topic)
+                if self._world.retain_bytes == 0 and random.random() < 0.25:
+                    self._replace(topic)
+                else:
+                    self._flow(topic)
             elif kind < 0.35:
                 self._publish(topic)
                 if self._topics is _MANY_TOPICS and kind < 0.15:
@@ -262,14 +276,57 @@ class History:
             self._publish(topic)
             world.settle()
         kind = random.choice(("write", "sync"))
-        self._story(f"a round will fail: {kind}, and then a crash")
+        self._story(f"a round will fail: {kind}")
         world.disk.fail(errno.EIO, only=[kind], name="*.log.*")
         if random.random() < 0.3:
             world.disk.fail(errno.EIO, 2, only=["write"], name="*.log.*")
-        world.disk.crash_at(random.randint(2, 12))
+        fate = random.random()
+        if fate < 0.3:
+            self._story("and then a crash")
+            world.disk.crash_at(random.randint(2, 12))
+        elif fate < 0.6:
+            self._crash_naming([False, True], random.choice((1, 1, 2)))
         self._publish(topic)
         world.sync()
         world.settle()
+        if fate < 0.6:
+            world.disk.crash_at(random.randint(1, 40))
+        elif fate < 0.8:
+            # What was written again is looked at, and what is finished goes.
+            self._flow(topic)
+            self._story("tick, and then a crash")
+            world.tick()
+            world.settle()
+            world.disk.crash_at(random.randint(1, 8))
+
+    def _tear_round(self, topic: LiveTopic) -> None:
+        """Crash while a round of several records is written."""
+        random, world = self._random, self._world
+        self._story("a round will be torn")
+        for _ in range(random.choice((2, 3, 5))):
+            world.publish(topic, 1, random.choice((0, 500, 3_000)), with_key=random.random() < 0.5)
+        count = random.choice((1, 2, 2, 3))  # the first record goes alone
+        world.disk.crash_at(count, random.choice((("write",), ("sync",))), "*.log.*")
+        self._fates = [random.random() < 0.7]
+        world.settle()
+        world.disk.crash_at(random.randint(1, 40))
+
+    def _crash_naming(self, fates: list[bool], count: int) -> None:
+        """Crash where a file gets its name or loses it, about at the ``count``-th time.
+
+        ``fates``: of that crash and of those that follow it soon, whether the power fails.
+        """
+        random, world = self._random, self._world
+        self._story("a name will be the last that changes")
+        kind = random.random()
+        if kind < 0.4:
+            world.disk.crash_at(count, ("unlink",), "*.log.*.dat")
+        elif kind < 0.7:
+            world.disk.crash_at(count, ("sync_folder",))
+        else:
+            count = random.randint(count, 3 * count)
+            world.disk.crash_at(count, ("rename", "unlink", "sync_folder"))
+        self._fates = fates
 
     def _fail_journal(self) -> None:
         """Let an operation of the next round of many topics fail."""
@@ -301,23 +358,104 @@ class History:
         random, world = self._random, self._world
         self._publish(topic)
         world.settle()
+        self._finish_most(topic, 0.95)
+        if random.random() < 0.5:
+            self._story("tick")
+            world.tick()
+            if random.random() < 0.4:
+                self._crash_removing(topic)
+            elif random.random() < 0.2:
+                self._story("and then a crash")
+                world.disk.crash_at(random.randint(2, 15))
+                world.settle()
+
+    def _finish_most(self, topic: LiveTopic, share: float, rdy: int = 20) -> None:
+        """Let all channels get what they may, and finish about so much of it."""
+        random, world = self._random, self._world
         for channel in topic.channels.values():
             if not channel.consumers:
                 world.subscribe(channel)
             consumer = random.choice(channel.consumers)
-            channel.core.set_ready(consumer.subscription, 20, world.now_s)
+            channel.core.set_ready(consumer.subscription, rdy, world.now_s)
             world.settle()
             held = consumer.subscription.in_flight
-            ids = [id_ for id_ in held if random.random() < 0.95]
+            ids = [id_ for id_ in held if random.random() < share]
             self._story(f"FIN of {len(ids)} of {len(held)} in {channel.account.name}")
             world.finish(channel, consumer, ids)
-        if random.random() < 0.5:
+
+    def _replace(self, topic: LiveTopic) -> None:
+        """Have old segments give way, of which little is needed; perhaps something intervenes."""
+        random, world = self._random, self._world
+        for _ in range(random.choice((1, 1, 2))):
+            many = random.choice((5, 10, 20))
+            self._story(f"publish {many} times 5 in {topic.account.name}")
+            for _ in range(many):
+                world.publish(topic, 5, 0)
+                world.settle()
+            # The state has to know first that they are open.
+            self._finish_most(topic, random.choice((0.0, 0.5)), 200)
+            for _ in range(PATIENCE):
+                self._story("tick")
+                world.tick()
+                world.settle()
+            self._finish_most(topic, 0.97, 200)
+        fate = random.random()
+        if fate < 0.2:
+            self._crash_naming([random.random() < 0.8], random.randint(1, 6))
+        elif fate > 0.7 and self._fails_commits:
+            self._story("commits will fail")
+            world.disk.fail(errno.EIO, forever=True, only=["sync"], name=WAL_FILE)
+            self._crash_naming([random.random() < 0.3], 1)
+        # A tick looks at one log.
+        for _ in range(2 * len(world.topics)):
             self._story("tick")
             world.tick()
-            if random.random() < 0.2:
-                self._story("and then a crash")
-                world.disk.crash_at(random.randint(2, 15))
-                world.settle()
+            if 0.2 < fate < 0.4:
+                self._crash_removing(topic)
+            elif 0.4 < fate < 0.7:
+                self._seek_beside(topic)
+            world.settle()
+        if self._fails_commits:
+            world.disk.heal()
+        world.disk.crash_at(random.randint(1, 40))
+
+    def _crash_removing(self, topic: LiveTopic) -> None:
+        """Cut the power when a remainder has its name, and the segments before it are removed."""
+        world, before = self._world, len(topic.log.segments)
+        for _ in range(20):
+            world.settle(1)
+            if len(topic.log.segments) < before:
+                self._story("segments will be removed")
+                world.disk.crash_at(self._random.choice((1, 1, 2)), ("unlink", "sync_folder"))
+                self._fates = [True]
+                break
+
+    def _clear(self) -> None:
+        """Finish nearly all of all topics, until the power fails beside a remainder."""
+        random, world = self._random, self._world
+        self._story("nearly all is finished")
+        for _ in range(8):
+            for topic in world.topics.values():
+                self._finish_most(topic, random.choice((0.5, 0.9)), 200)
+            self._story("tick")
+            world.tick()
+            for topic in world.topics.values():
+                self._crash_removing(topic)
+            world.settle()
+            world.pass_time(random.choice((0.5, 10.0)))
+        world.disk.crash_at(random.randint(1, 8))
+        world.tick()
+        world.settle()
+
+    def _seek_beside(self, topic: LiveTopic) -> None:
+        """Let a channel go back, and get all that again, while a remainder is being made."""
+        random, world = self._random, self._world
+        world.settle(random.choice((0, 1, 1, 2)))
+        channel = random.choice(list(topic.channels.values()))
+        sequence = min(first_kept(topic.log), channel.cursor.frontier)
+        self._story(f"seek {channel.account.name} to {sequence}")
+        world.seek_channel(channel, sequence)
+        world.settle(random.choice((0, 0, 1)))
 
     def _consume(self, topic: LiveTopic, channel: LiveChannel) -> None:
         random, world = self._random, self._world
@@ -367,6 +505,8 @@ class History:
         if kind < 0.12:
             self._story(f"delete {name}")
             world.delete_topic(name)
+            if random.random() < 0.3:
+                self._crash_naming([False, True], random.choice((1, 1, 2)))
         elif kind < 0.25:
             paused = not topic.core.paused
             self._story(f"pause {name}: {paused}")

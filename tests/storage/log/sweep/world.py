@@ -41,6 +41,8 @@ from trionsq.wire.bodies import ListBodies
 __all__ = ["LiveChannel", "LiveTopic", "World"]
 
 MSG_TIMEOUT_S: Final = 10.0
+# Ticks until a log without a new segment is looked at again for remainders.
+PATIENCE: Final = 2
 # No history is so long.
 _WINDOW_NS: Final = 10**15
 _MAX_KEYS: Final = 100_000
@@ -182,7 +184,7 @@ class World:
         self.node._jobs._messages_to_go_on = self._threads.choice((1, 64))
         self.window = KeyWindow(_WINDOW_NS / 1e9, _MAX_KEYS)
         self.snapshots = Snapshots(Retentions(Retention(nbytes=self.retain_bytes)))
-        self.remainders = Remainders(self.node, share=0.5, min_bytes=0, patience=2)
+        self.remainders = Remainders(self.node, share=0.5, min_bytes=0, patience=PATIENCE)
         seen: set[int] = set()
         try:
             opened = open_logs(self.node, content)
