@@ -26,6 +26,7 @@ from trionsq.core.containers import NEVER, Droppable, free
 from trionsq.core.dispatch import ChannelDispatch
 from trionsq.core.in_flight import MissedIds
 from trionsq.core.latency import Latencies
+from trionsq.core.policies import AppliedSettings
 from trionsq.core.queue import Backend
 from trionsq.core.recovered import ChannelStore
 from trionsq.core.subscription import Delivery, Subscription
@@ -73,6 +74,7 @@ class ChannelState(ChannelDispatch):
         replayed_count: messages that the channel is to get once more, or that were published before
             it was made, because somebody asked for them; since the start.
         latencies: of the messages finished of late; None if nobody wants to know them.
+        settings: what the policies set of it, replaced when they change; None if they set nothing.
     """
 
     store: ChannelStore
@@ -85,6 +87,7 @@ class ChannelState(ChannelDispatch):
         self.finish_count = 0
         self.requeue_count = 0
         self.latencies: Latencies | None = None
+        self.settings: AppliedSettings | None = None
         self.failed: Callable[[Exception], None] = _raise
         self.store.backend_out_count = self.deferred_count
 
