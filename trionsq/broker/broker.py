@@ -17,6 +17,7 @@ from trionsq.broker.checks import Checks
 from trionsq.broker.chores import Chore, Chores
 from trionsq.broker.client import Client, ClientContext
 from trionsq.broker.commands import Commands
+from trionsq.broker.dead_letters import DeadLetters
 from trionsq.broker.defects import Defects
 from trionsq.broker.heartbeats import TimingWheel
 from trionsq.broker.identify import IdentifyCommand, server_features, server_tls
@@ -40,6 +41,7 @@ from trionsq.disk import Disk
 from trionsq.durations import MILLISECOND_NS, SECOND_NS
 from trionsq.histogram import Histogram
 from trionsq.storage.folder import Background, DataFolder
+from trionsq.storage.letters import DeadLetterStore, SqliteLetters
 from trionsq.storage.log.rows import State
 from trionsq.storage.log.state import SqliteState
 from trionsq.storage.metadata import IdReserve, TopicRecord, load_metadata
@@ -68,6 +70,7 @@ class Broker:
         context: what the connections use of it.
         admission: how many connections are open, are allowed, and were refused.
         logs: the topics that have a log.
+        dead_letters: what channels gave up.
         lookups: the nsqlookupds that it is registered at.
         auth_servers: decide who may do what; None if everybody may do all.
         statsd: pushes metrics, if --statsd-address is given.
@@ -87,10 +90,11 @@ class Broker:
         clock: Clock | None = None,
         random: Random | None = None,
         open_state: Callable[[Disk], State] = SqliteState,
+        open_letters: Callable[[Disk], DeadLetterStore] = SqliteLetters,
     ) -> None:
         """Make a broker that listens nowhere by itself.
 
-        ``open_state`` opens the state of the logs.
+        ``open_state`` opens the state of the logs, ``open_letters`` the dead letters.
 
         Raises:
             TlsConfigError: the certificate's files can't be used.
@@ -128,6 +132,10 @@ class Broker:
             self.logs,
             self._topics_changed,
         )
+        self.dead_letters = DeadLetters(
+            folder, self.clock, self.topics, self.registry.topic, self._node_name, open_letters
+        )
+        self.registry.channel_made = self.dead_letters.serve_channel
         self.context = self._client_context()
         self._metadata = MetadataKeeper(folder, self.registry, self.logs, self.clock.now_ns)
         self._tasks: trio.Nursery | None = None
@@ -240,6 +248,9 @@ class Broker:
             ("id_reserve", "message id reserve", self._metadata.run_id_reserve),
             ("lookup", "nsqlookupds", self.lookups.run),
             ("poller", "input of the clients", self.context.poller.run),
+            ("dead_letter", "dead letters", self.dead_letters.run),
+            ("dead_letter", "dead letters to their topics", self.dead_letters.run_feed),
+            ("dead_letter", "dead letters to their channels", self.dead_letters.replays.run),
             ("loop_lag", "event loop lag", partial(watch_loop_lag, self.loop_lag_s)),
         ]
         if options.statsd_address:
@@ -263,6 +274,7 @@ class Broker:
                 self.topics.values(), self.folder, self.clock.set_back_ns()
             )
             self.unsaved += await self.logs.close()
+            await self.dead_letters.close()
         with trio.move_on_after(_SAVE_IDS_S):
             await self._metadata.save_ids()
 
@@ -347,12 +359,17 @@ class Broker:
         """See `TopicRegistry.delete_topic`."""
         return self.registry.delete_topic(name)
 
+    def _node_name(self) -> str:
+        return f"{self.options.broadcast_address}:{self.ports.tcp}"
+
     def _topics_changed(
         self, topic: str, channel: str = "", *, is_ephemeral: bool, gone: bool = False
     ) -> None:
         """See `ChangeListener`."""
         if not is_ephemeral and not self.registry.is_loading:
             self._metadata.changed()
+        if gone and not channel:
+            self.dead_letters.topic_gone(topic)
         if not self.exiting:
             self.lookups.announce(topic, channel, gone)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from random import Random
 from typing import Final, Protocol
@@ -20,6 +20,7 @@ from trionsq.broker.options import NsqdOptions
 from trionsq.broker.runtime import Clock
 from trionsq.broker.timers import ScanQueue, run_key_window
 from trionsq.broker.topic import Topic
+from trionsq.core.batch import Segment
 from trionsq.core.channel import ChannelState
 from trionsq.core.ids import IdSource
 from trionsq.core.keys import KeyWindow, TopicKeys
@@ -63,6 +64,7 @@ class TopicRegistry:
         is_loading: the metadata are being loaded, so `topics` is not complete yet.
         moves: of topics to logs.
         keys: of the idempotent publishes.
+        channel_made: gets each new channel.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class TopicRegistry:
             options.idempotency_max_keys,
             f"{clock.now_ns():x}",
         )
+        self.channel_made: Callable[[Channel], None] = lambda channel: None
         self._options = options
         self._folder = folder
         self._clock = clock
@@ -153,6 +156,8 @@ class TopicRegistry:
         backend: Backend | None = None
         if isinstance(topic_log, TopicLog):
             backend = self._logs.channel_backend(topic_log, name, begin_at)
+            if backend is None:
+                backend = DiscardingBackend(partial(_is_for, topic_log, name))
         backend = backend or self._backend(name, f"{topic.name}:{name}")
         core = ChannelState(name, self._memory_limit(name), backend, self._random)
         core.failed = partial(self._defects.note, "channel", f"CHANNEL({topic.name}:{name})")
@@ -165,7 +170,9 @@ class TopicRegistry:
         if self._options.e2e_processing_latency_percentile:
             window_s = self._options.e2e_processing_latency_window_time_ns / SECOND_NS
             core.latencies = Latencies(window_s, self._clock.now_ns, self._clock.now_s())
+            core.note_finished = core.latencies.record_finished
         channel = Channel(topic, core, self._clock, self._chores)
+        self.channel_made(channel)
         log.info("TOPIC(%s): new channel(%s)", topic.name, name)
         self._changed(topic.name, name, is_ephemeral=topic.is_ephemeral or channel.is_ephemeral)
         self._tasks.start_soon(channel.run, self._defects, name=f"channel {topic.name}:{name}")
@@ -296,3 +303,8 @@ class TopicRegistry:
             yield topic.core
             for channel in topic.channels.values():
                 yield channel.core
+
+
+def _is_for(topic_log: TopicLog, channel: str, segment: Segment) -> bool:
+    sequences = segment.batch.sequences
+    return sequences is None or topic_log.is_for(sequences[segment.first], channel)

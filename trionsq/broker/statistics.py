@@ -206,8 +206,8 @@ async def _topic_rows(
         {
             "topic_name": topic.name,
             "channels": [],
-            "depth": core.depth,
-            "backend_depth": core.store.backend.on_disk,
+            "depth": core.depth + topic.letters,
+            "backend_depth": core.store.backend.on_disk + topic.letters,
             "message_count": core.message_count,
             "message_bytes": core.message_bytes,
             "paused": core.paused,

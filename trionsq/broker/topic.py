@@ -15,6 +15,7 @@ from trionsq.broker.defects import Defects
 from trionsq.broker.frozen import FrozenQueue
 from trionsq.broker.inbox import WakeUp
 from trionsq.broker.runtime import Clock
+from trionsq.core.batch import MessageBatch
 from trionsq.core.keys import KeyUnknown, PublishKey, TopicKeys
 from trionsq.core.queue import BackendBusy, BackendError
 from trionsq.core.round import Round
@@ -63,6 +64,7 @@ class Topic:
         channels: by name.
         exiting: whether the topic is being deleted; publishing fails then.
         keys: of its idempotent publishes.
+        letters: dead letters that wait beside its queue until it has a channel.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Topic:
         self.channels: dict[str, Channel] = {}
         self.exiting = False
         self.keys = keys
+        self.letters = 0
         self.cancel_scope = trio.CancelScope()
         self._clock = clock
         self._chores = chores
@@ -197,6 +200,15 @@ class Topic:
             raise PublishRefused("exiting")
         try:
             return self.core.publish(bodies, self._clock.now_ns(), defer_ms)
+        except BackendError as error:
+            raise PublishRefused(str(error)) from error
+
+    def publish_batch(self, batch: MessageBatch) -> Round | None:
+        """As `publish`, with ids and times that the messages have already."""
+        if self.exiting:
+            raise PublishRefused("exiting")
+        try:
+            return self.core.publish_batch(batch)
         except BackendError as error:
             raise PublishRefused(str(error)) from error
 

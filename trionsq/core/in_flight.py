@@ -44,10 +44,13 @@ class InFlight:
         timeout_count: messages that timed out since the start.
         epoch: how often the channel was emptied.
         compacts: whether deliveries may be compacted: not while somebody looks at them in turns.
+        given_up: holds messages that are on their way to the dead letters; None if none can be.
+        give_up: takes what has returned from a client, with the reason, and returns what is to be
+            queued again.
     """
 
     __slots__ = ("_checks", "_disconnected", "_store", "_wake_at", "compacts", "count", "epoch",
-                 "subscriptions", "timeout_count")  # fmt: skip
+                 "give_up", "given_up", "subscriptions", "timeout_count")  # fmt: skip
 
     def __init__(self, store: Store, wake_at: Callable[[float], None]) -> None:
         """Messages return to ``store``; ``wake_at`` gets the time of each check that is set."""
@@ -56,6 +59,8 @@ class InFlight:
         self.timeout_count = 0
         self.epoch = 0
         self.compacts = True
+        self.given_up: Subscription | None = None
+        self.give_up: Callable[[list[Segment], Subscription, str], list[Segment]] | None = None
         self._store = store
         self._wake_at = wake_at
         self._disconnected: Roster[Subscription] = Roster()
@@ -77,6 +82,8 @@ class InFlight:
         """
         yield from self.subscriptions.walk()
         yield from self._disconnected.walk()
+        if self.given_up is not None:
+            yield self.given_up
 
     def add_subscription(self, subscription: Subscription) -> None:
         """Add a subscription, which has nothing in flight yet."""
@@ -156,11 +163,15 @@ class InFlight:
         else:
             segments = subscription.remove_expired(now_s, max_messages)
         count = sum(segment.count for segment in segments)
+        cost = count + sum(segment.batch.bodies.nbytes // _COST_BYTES for segment in segments)
         self.count -= count
+        if self.give_up is not None:
+            reason = "disconnected" if subscription.gives_back else "timed_out"
+            segments = self.give_up(segments, subscription, reason)
         if not subscription.gives_back:
             self.timeout_count += count
         self._restore(segments)
-        return count + sum(segment.batch.bodies.nbytes // _COST_BYTES for segment in segments)
+        return cost
 
     def _restore(self, segments: list[Segment]) -> None:
         """Queue all of them again, also if a defect comes between; then it is raised."""
@@ -218,7 +229,8 @@ class InFlight:
         """Return what is wrong with the count, None if nothing is. The cost is constant."""
         if self.count < 0:
             return f"{self.count} messages are in flight"
-        if self.count and not self.subscriptions and not self._disconnected:
+        held = self.given_up is not None and self.given_up.in_flight
+        if self.count and not self.subscriptions and not self._disconnected and not held:
             return f"{self.count} messages are in flight at no client"
         return None
 

@@ -138,6 +138,15 @@ class TopicState:
             self.wake()
         return pending
 
+    def publish_batch(self, batch: MessageBatch) -> Round | None:
+        """As `publish`, with ids and times that the messages have already."""
+        self.store.append(Segment(batch, 0, batch.count))
+        self.message_count += batch.count
+        self.message_bytes += batch.bodies.nbytes
+        if self.can_pump:
+            self.wake()
+        return self.store.backend.pending
+
     def forget_published(self, count: int, nbytes: int) -> None:
         """Take messages out of the counters: the round that they were in failed."""
         self.message_count -= count

@@ -198,8 +198,8 @@ async def _gather(broker: Broker, gate: Gate) -> Sequence[MetricSet]:
 def _topic(topic: Topic, now_ns: int) -> list[float | None]:
     core = topic.core
     return [
-        core.depth,
-        core.store.backend.on_disk,
+        core.depth + topic.letters,
+        core.store.backend.on_disk + topic.letters,
         _age_s(core.depth, core.oldest_ns(), now_ns),
         core.message_count,
         core.message_bytes,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from trionsq.disk import Disk, DiskFile, close_quietly, read_pieces, replace_file
+from trionsq.storage.log.aims import aimed_channel
 from trionsq.storage.log.cursor import Cursor
 from trionsq.storage.log.damage import DamagedPlace
 from trionsq.storage.log.format import (
@@ -204,6 +205,9 @@ def _open_log(
     topic_log.frontier = min(row.frontier, end) if is_standing and row.frontier is not None else end
     topic_log.depth = end - topic_log.frontier - topic_log.count_gaps(topic_log.frontier, end)
     node.add_log(topic_log)
+    for head in tail.keyed:
+        if (aimed := aimed_channel(head.key)) is not None:
+            topic_log.aims.add(head.sequence, head.next_sequence, aimed)
     found = FoundLog(topic_log, last_id=tail.last_id)
     for channel in channels:
         cursor = _open_cursor(node, topic_log, channel, held[channel.number], tail, known_gaps)
@@ -240,7 +244,8 @@ def _open_cursor(
         first, end = max(head.sequence, row.frontier), min(head.next_sequence, frontier)
         if first < end and topic_log.gap_end(first) is None:
             due_ns = head.timestamp_ns + head.defer_ms * _MS_NS
-            cursor.held.add_range(HeldRange(due_ns, first, end - first, 0))
+            if topic_log.is_for(first, row.name):
+                cursor.held.add_range(HeldRange(due_ns, first, end - first, 0))
             skipped += end - first
     cursor.load(opened, skipped)
     cursor.replay_end = unpack_replay(row.open)
