@@ -25,7 +25,6 @@ from trionsq.core.subscription import Delivery
 from trionsq.disk import Disk
 from trionsq.storage.folder import DataFolder
 from trionsq.storage.letters import (
-    LETTERS_FILE,
     DeadLetter,
     DeadLetterStore,
     FoundLetters,
@@ -185,18 +184,18 @@ class DeadLetters:
 
     async def run(self) -> None:
         """Keep what channels give up, until cancelled."""
-        if LETTERS_FILE in self._folder.disk.names():
+        if self._box.is_there:
             await self._box.retry("reading the dead letters", self._note_change)
             for name in {one.dead_topic for one in self.tallies if one.unfed}:
                 self._feed_soon(name)
             self.replays.wake()
         while True:
-            await self._wake_keep.wait()
             self._wake_keep = trio.Event()
             while self._dying:
                 channel = next(iter(self._dying))
                 if not await self._keep_some(channel):
                     self._dying.pop(channel, None)
+            await self._wake_keep.wait()
 
     async def _keep_some(self, channel: Channel) -> bool:
         """Keep the next messages that a channel has given up; False if there were none."""
@@ -275,7 +274,6 @@ class DeadLetters:
         Letters that a consumer there has finished go.
         """
         while True:
-            await self._wake_feed.wait()
             self._wake_feed = trio.Event()
             while self._to_feed:
                 name = next(iter(self._to_feed))
@@ -290,6 +288,7 @@ class DeadLetters:
             if self._finished:
                 await trio.sleep(_FINISHED_S)
                 await self._box.retry("removing finished letters", self._remove_finished)
+            await self._wake_feed.wait()
 
     async def _feed(self, name: str) -> None:
         while (topic := self._topics.get(name)) is not None and topic.channels:
@@ -324,15 +323,15 @@ class DeadLetters:
 
     # By the operator
 
-    async def find(self, wanted: LetterFilter, limit: int) -> FoundLetters:
-        """Return letters, the oldest first.
+    async def find(self, wanted: LetterFilter, limit: int, max_body: int) -> FoundLetters:
+        """Return letters, the oldest first, with so much of their bodies.
 
         Raises:
             LetterError: they cannot be read.
         """
         if not self._box.count:
             return FoundLetters([], 0)
-        return await self._box.call(lambda store: store.find(wanted, limit))
+        return await self._box.call(lambda store: store.find(wanted, limit, max_body))
 
     async def replay(self, wanted: LetterFilter, limit: int, rate: int) -> int:
         """Have letters go back to their channels, so many a second; return how many will.
@@ -346,6 +345,15 @@ class DeadLetters:
         self.replays.rate = rate
         self.replays.wake()
         return count
+
+    async def topic_emptied(self, name: str) -> None:
+        """A topic was emptied: what waits beside it goes, too.
+
+        Raises:
+            LetterError: some may be left.
+        """
+        if name in self._targets:
+            await self.discard(LetterFilter(dead_topic=name, unfed=True), ALL_LETTERS)
 
     async def discard(self, wanted: LetterFilter, limit: int) -> int:
         """Remove letters; return how many there were.

@@ -37,9 +37,9 @@ _VACUUM_PAGES: Final = 1_000
 _MAX_REMOVED: Final = 1_000
 
 _COLUMNS: Final = (
-    "id, dead_topic, topic, channel, node, message, reason, attempts, first_ns, last_ns, client,"
-    " body"
+    "id, dead_topic, topic, channel, node, message, reason, attempts, first_ns, last_ns, client"
 )
+_WHOLE: Final = 2**31 - 1
 # The tallies are kept by the database itself, so they are right whatever is done in between.
 _SCHEMA: Final = f"""
 CREATE TABLE letters (
@@ -132,12 +132,14 @@ class StoredLetter(NamedTuple):
         letter: the letter.
         is_fed: whether the dead-letter topic got it.
         is_replayed: whether it is to go back to its channel.
+        body_nbytes: of its body, of which `DeadLetterStore.find` gives only the begin.
     """
 
     number: int
     letter: DeadLetter
     is_fed: bool
     is_replayed: bool
+    body_nbytes: int
 
 
 class LetterTally(NamedTuple):
@@ -210,8 +212,8 @@ class DeadLetterStore(Protocol):
     def add(self, letters: Sequence[DeadLetter]) -> None:
         """Keep letters; one replaces an older one of the same message."""
 
-    def find(self, wanted: LetterFilter, limit: int) -> FoundLetters:
-        """Return the first letters that a filter selects."""
+    def find(self, wanted: LetterFilter, limit: int, max_body: int) -> FoundLetters:
+        """Return the first letters that a filter selects, with so much of their bodies."""
 
     def remove(self, wanted: LetterFilter, limit: int) -> int:
         """Remove the first letters that a filter selects; return how many."""
@@ -311,27 +313,30 @@ class SqliteLetters:
         for one in letters:
             place = (one.topic, one.channel, one.message)
             steps.append(("DELETE FROM letters WHERE (topic, channel, message) = (?, ?, ?)", place))
-            values = [getattr(one, name.strip()) for name in _COLUMNS.split(",")]
-            steps.append(
-                (f"INSERT INTO letters ({_COLUMNS}) VALUES ({','.join('?' * 12)})", values)
-            )
+            values = [*(getattr(one, name) for name in _COLUMNS.split(", ")), one.body]
+            marks = ", ".join("?" * len(values))
+            steps.append((f"INSERT INTO letters ({_COLUMNS}, body) VALUES ({marks})", values))
         self._run(*steps)
 
-    def find(self, wanted: LetterFilter, limit: int) -> FoundLetters:
+    def find(self, wanted: LetterFilter, limit: int, max_body: int) -> FoundLetters:
         condition, values = wanted.sql()
-        found = self._letters(f"{condition} ORDER BY number LIMIT ?", [*values, limit])
+        found = self._letters(f"{condition} ORDER BY number LIMIT ?", [*values, limit], max_body)
         if len(found) < limit:
             return FoundLetters(found, len(found))
         rows = self._rows(f"SELECT count(*) FROM letters WHERE {condition}", values)
         return FoundLetters(found, rows[0][0])
 
-    def _letters(self, rest: str, values: Sequence[Any]) -> list[StoredLetter]:
+    def _letters(
+        self, rest: str, values: Sequence[Any], max_body: int = _WHOLE
+    ) -> list[StoredLetter]:
         rows = self._rows(
-            f"SELECT number, fed, replay, {_COLUMNS} FROM letters WHERE {rest}", values
+            f"SELECT number, fed, replay, length(body), {_COLUMNS}, substr(body, 1, ?)"
+            f" FROM letters WHERE {rest}",
+            [max_body, *values],
         )
         return [
-            StoredLetter(number, DeadLetter(*letter), bool(fed), bool(replay))
-            for number, fed, replay, *letter in rows
+            StoredLetter(number, DeadLetter(*letter), bool(fed), bool(replay), nbytes)
+            for number, fed, replay, nbytes, *letter in rows
         ]
 
     def remove(self, wanted: LetterFilter, limit: int) -> int:
