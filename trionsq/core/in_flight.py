@@ -44,10 +44,11 @@ class InFlight:
         timeout_count: messages that timed out since the start.
         epoch: how often the channel was emptied.
         compacts: whether deliveries may be compacted: not while somebody looks at them in turns.
+        return_timed_out: gets the messages that have timed out, which go back to the queue.
     """
 
     __slots__ = ("_checks", "_disconnected", "_store", "_wake_at", "compacts", "count", "epoch",
-                 "subscriptions", "timeout_count")  # fmt: skip
+                 "return_timed_out", "subscriptions", "timeout_count")  # fmt: skip
 
     def __init__(self, store: Store, wake_at: Callable[[float], None]) -> None:
         """Messages return to ``store``; ``wake_at`` gets the time of each check that is set."""
@@ -58,6 +59,7 @@ class InFlight:
         self.compacts = True
         self._store = store
         self._wake_at = wake_at
+        self.return_timed_out: Callable[[Segment], None] = store.restore
         self._disconnected: Roster[Subscription] = Roster()
         # When to check whose deadlines: each subscription that has messages in flight.
         self._checks: TimerQueue[Subscription] = TimerQueue()
@@ -157,17 +159,19 @@ class InFlight:
             segments = subscription.remove_expired(now_s, max_messages)
         count = sum(segment.count for segment in segments)
         self.count -= count
-        if not subscription.gives_back:
+        if subscription.gives_back:
+            self._return_all(segments, self._store.restore)
+        else:
             self.timeout_count += count
-        self._restore(segments)
+            self._return_all(segments, self.return_timed_out)
         return count + sum(segment.batch.bodies.nbytes // _COST_BYTES for segment in segments)
 
-    def _restore(self, segments: list[Segment]) -> None:
+    def _return_all(self, segments: list[Segment], way: Callable[[Segment], None]) -> None:
         """Queue all of them again, also if a defect comes between; then it is raised."""
         defect: Exception | None = None
         for segment in segments:
             try:
-                self._store.restore(segment)
+                way(segment)
             except Exception as error:
                 defect = error
         if defect is not None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
 from trionsq.core.batch import Segment
+from trionsq.core.bounds import Bounds
 from trionsq.core.deferred import DeferredMessages
 from trionsq.core.peek import BackendView
 from trionsq.core.round import Round
@@ -190,6 +191,11 @@ class MessageQueue:
         head.first = last
         return Segment(head.batch, first, last, head.attempts)
 
+    @property
+    def segments(self) -> deque[Segment]:
+        """The segments, for a queue that takes the place of this one."""
+        return self._segments
+
     def peek(self) -> Iterator[Segment]:
         """Return the segments in order. Neither they nor the queue may change meanwhile."""
         return iter(self._segments)
@@ -218,10 +224,11 @@ class Store:
         backend_out_count: messages read from the backend.
         dropped: messages given up on purpose, by reason. The backend counts its own here as well.
         dropped_count: messages given up on purpose, but for those that the backend dropped.
+        bounds: what a policy needs to know of the queue; None without one.
     """
 
-    __slots__ = ("_append_limit", "backend", "backend_in_count", "backend_out_count", "dropped",
-                 "dropped_count", "limit", "memory")  # fmt: skip
+    __slots__ = ("_append_limit", "backend", "backend_in_count", "backend_out_count", "bounds",
+                 "dropped", "dropped_count", "limit", "memory")  # fmt: skip
 
     def __init__(self, limit: int, backend: Backend) -> None:
         self.limit = limit
@@ -230,6 +237,7 @@ class Store:
         self.backend_out_count = 0
         self.dropped: Counter[str] = Counter()
         self.dropped_count = 0
+        self.bounds: Bounds | None = None
         self.change_backend(backend)
 
     def __repr__(self) -> str:
