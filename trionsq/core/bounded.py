@@ -39,11 +39,8 @@ class WeighedQueue(MessageQueue):
 
     def __init__(self, queue: MessageQueue | None = None) -> None:
         """``queue``: its messages are taken over."""
-        super().__init__()
-        self.nbytes = 0
-        if queue is not None:
-            self._segments, self.depth = queue.segments, queue.depth
-            self.nbytes = sum(map(weight, self._segments))
+        super().__init__(queue)
+        self.nbytes = sum(map(weight, self._segments))
 
     def append(self, segment: Segment) -> None:
         self.nbytes += weight(segment)
@@ -82,6 +79,12 @@ class BoundedStore(Store):
             if self.memory.depth:
                 average = self.memory.nbytes // self.memory.depth
                 bounds.backend_nbytes = average * self.backend.depth
+
+    def end(self) -> None:
+        """Stop weighing."""
+        if isinstance(self.memory, WeighedQueue):
+            self.memory = MessageQueue(self.memory)
+        self.bounds = None
 
     def append_to_backend(self, segment: Segment, due_ns: Sequence[int] | None = None) -> None:
         super().append_to_backend(segment, due_ns)

@@ -22,7 +22,7 @@ from trionsq.core.subscription import Subscription
 from trionsq.core.topic import TopicState
 from trionsq.wire.bodies import Bodies
 
-__all__ = ["GovernedChannel", "GovernedTopic", "govern_channel", "govern_topic"]
+__all__ = ["GovernedChannel", "GovernedTopic", "govern_channel", "govern_topic", "refuses"]
 
 # Messages dropped in one call beside those that came: about a millisecond.
 _MAX_DROP: Final = 2_000
@@ -195,11 +195,20 @@ class GovernedTopic(TopicState):
     """A topic with a policy, or with a channel whose policy refuses publishes.
 
     Attributes:
-        refusing: the channels that do.
+        refusing: the channels that do, by name.
     """
 
     store: BoundedStore
-    refusing: list[GovernedChannel]
+    refusing: dict[str, GovernedChannel]
+
+    def add_channel(self, channel: ChannelState) -> None:
+        super().add_channel(channel)
+        if isinstance(channel, GovernedChannel) and refuses(channel):
+            self.refusing[channel.name] = channel
+
+    def remove_channel(self, name: str) -> None:
+        self.refusing.pop(name, None)
+        super().remove_channel(name)
 
     def give_up(self, segment: Segment, reason: str) -> None:
         """Drop messages that were popped: the one place that decides what becomes of them."""
@@ -208,7 +217,7 @@ class GovernedTopic(TopicState):
     def publish(
         self, bodies: Bodies, now_ns: int, defer_ms: int = 0, key: PublishKey | None = None
     ) -> Round | None:
-        for channel in self.refusing:
+        for channel in self.refusing.values():
             # What the topic has, the channel is to get as well.
             waiting = self.depth
             why = channel.full_reason(bodies.count + waiting, bodies.nbytes + self.store.nbytes)
@@ -309,8 +318,9 @@ def govern_channel(
     """Apply settings to a channel from now on; None: it is as without a policy."""
     if settings is None:
         if isinstance(channel, GovernedChannel):
-            _set_class(channel, ChannelState)
+            channel.store.end()
             _set_class(channel.store, ChannelStore)
+            _set_class(channel, ChannelState)
         channel.settings = None
         return
     _set_class(channel, GovernedChannel)
@@ -321,24 +331,32 @@ def govern_channel(
     channel.store.begin(Bounds(settings, now_ns, channel.give_up, lambda: in_flight.count))
 
 
+def refuses(channel: ChannelState) -> bool:
+    """Return whether a channel that is full has publishes refused."""
+    return isinstance(channel, GovernedChannel) and channel.settings.when_full == REFUSE
+
+
 def govern_topic(
-    topic: TopicState, settings: AppliedSettings | None, now_ns: Callable[[], int]
+    topic: TopicState,
+    settings: AppliedSettings | None,
+    now_ns: Callable[[], int],
+    new: ChannelState | None = None,
 ) -> None:
-    """Apply settings to a topic from now on, and those of its channels that refuse publishes."""
-    refusing = [
-        channel
-        for channel in topic.channels.values()
-        if isinstance(channel, GovernedChannel) and channel.settings.when_full == REFUSE
-    ]
+    """Apply settings to a topic from now on, and those of its channels that refuse publishes.
+
+    ``new``: a channel that is about to be added.
+    """
+    refusing = list(filter(refuses, topic.channels.values()))
     topic.settings = settings
-    if settings is None and not refusing:
+    if settings is None and not refusing and (new is None or not refuses(new)):
         if isinstance(topic, GovernedTopic):
-            _set_class(topic, TopicState)
+            topic.store.end()
             _set_class(topic.store, Store)
+            _set_class(topic, TopicState)
         return
     _set_class(topic, GovernedTopic)
     _set_class(topic.store, BoundedStore)
     assert isinstance(topic, GovernedTopic)
-    topic.refusing = refusing
+    topic.refusing = {one.name: one for one in refusing if isinstance(one, GovernedChannel)}
     bounds = Bounds(settings or AppliedSettings(), now_ns, topic.give_up, lambda: 0)
     topic.store.begin(bounds)

@@ -152,9 +152,10 @@ class MessageQueue:
 
     __slots__ = ("_segments", "depth")
 
-    def __init__(self) -> None:
-        self._segments: deque[Segment] = deque()
-        self.depth = 0
+    def __init__(self, queue: MessageQueue | None = None) -> None:
+        """``queue``: its messages are taken over."""
+        self._segments: deque[Segment] = deque() if queue is None else queue._segments
+        self.depth = 0 if queue is None else queue.depth
 
     def __repr__(self) -> str:
         return f"<MessageQueue depth={self.depth} segments={len(self._segments)}>"
@@ -190,11 +191,6 @@ class MessageQueue:
             return self._segments.popleft()
         head.first = last
         return Segment(head.batch, first, last, head.attempts)
-
-    @property
-    def segments(self) -> deque[Segment]:
-        """The segments, for a queue that takes the place of this one."""
-        return self._segments
 
     def peek(self) -> Iterator[Segment]:
         """Return the segments in order. Neither they nor the queue may change meanwhile."""

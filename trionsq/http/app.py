@@ -19,6 +19,7 @@ from trionsq.http.debug import Debugging
 from trionsq.http.logread import LogReading
 from trionsq.http.metrics import metrics_page
 from trionsq.http.peek import Peeking
+from trionsq.http.policies import PolicyEndpoints
 from trionsq.http.publish import LineSplitter, PublishRules
 from trionsq.http.seeking import Seeking
 from trionsq.http.settings import Settings
@@ -68,7 +69,7 @@ def _endpoints(broker: Broker, gate: Gate) -> Iterable[Endpoint]:
     statistics, publishing = Statistics(broker), Publishing(broker)
     admin, configuration = Administration(broker), Configuration(broker)
     peeking, settings = Peeking(broker, admin), Settings(broker, admin)
-    seeking = Seeking(admin)
+    seeking, policies = Seeking(admin), PolicyEndpoints(broker, admin)
     return [
         ("GET", "/ping", statistics.ping),
         ("GET", "/info", statistics.info),
@@ -99,6 +100,11 @@ def _endpoints(broker: Broker, gate: Gate) -> Iterable[Endpoint]:
         ("POST", "/channel/empty", admin.empty_channel),
         ("POST", "/channel/pause", admin.pause_channel),
         ("POST", "/channel/unpause", admin.unpause_channel),
+        ("GET", "/channel/settings", policies.channel_settings),
+        ("GET", "/policy", policies.list_all),
+        ("GET", "/policy/<name>", policies.get),
+        ("PUT", "/policy/<name>", policies.put),
+        ("DELETE", "/policy/<name>", policies.delete),
         ("GET", "/config/<opt>", configuration.get),
         ("PUT", "/config/<opt>", configuration.put),
         *Debugging(broker).endpoints(),
