@@ -25,6 +25,7 @@ from trionsq.broker.logs import LogTopics
 from trionsq.broker.lookup import Lookups
 from trionsq.broker.metadata import MetadataKeeper
 from trionsq.broker.options import NsqdOptions
+from trionsq.broker.policies import Policies
 from trionsq.broker.registry import TopicRegistry
 from trionsq.broker.runtime import Clock, ListeningPorts, LiveOptions
 from trionsq.broker.saving import retry_until_saved, save_all
@@ -71,6 +72,7 @@ class Broker:
         admission: how many connections are open, are allowed, and were refused.
         logs: the topics that have a log.
         dead_letters: what channels gave up.
+        policies: what holds for topics and channels by the pattern of their names.
         lookups: the nsqlookupds that it is registered at.
         auth_servers: decide who may do what; None if everybody may do all.
         statsd: pushes metrics, if --statsd-address is given.
@@ -120,6 +122,9 @@ class Broker:
         self.tls = server_tls(options)
         self.auth_servers = AuthServers(options, random) if options.auth_http_address else None
         self.logs = LogTopics(folder, options, self.topics, self.clock, open_state)
+        self.policies = Policies(
+            folder, self.topics, self.clock, self.chores, self.defects, options.policy_file
+        )
         self.registry = TopicRegistry(
             self.topics,
             options,
@@ -130,6 +135,7 @@ class Broker:
             self.defects,
             self.lookups,
             self.logs,
+            self.policies,
             self._topics_changed,
         )
         self.dead_letters = DeadLetters(
@@ -189,6 +195,7 @@ class Broker:
             MetadataError: the data path has metadata that can't be understood.
         """
         records = load_metadata(self.folder.disk)
+        self.policies.load()
         self.registry.ids_after_ns = IdReserve(self.folder.disk).load()
         saved = False
         try:
@@ -248,9 +255,8 @@ class Broker:
             ("id_reserve", "message id reserve", self._metadata.run_id_reserve),
             ("lookup", "nsqlookupds", self.lookups.run),
             ("poller", "input of the clients", self.context.poller.run),
-            ("dead_letter", "dead letters", self.dead_letters.run),
-            ("dead_letter", "dead letters to their topics", self.dead_letters.run_feed),
-            ("dead_letter", "dead letters to their channels", self.dead_letters.replays.run),
+            *(("dead_letter", name, run) for name, run in self.dead_letters.tasks()),
+            ("policy", "policies", self.policies.run),
             ("loop_lag", "event loop lag", partial(watch_loop_lag, self.loop_lag_s)),
         ]
         if options.statsd_address:

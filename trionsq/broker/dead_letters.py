@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -179,6 +179,14 @@ class DeadLetters:
         if not is_valid_name(name.encode()) or name == channel.topic.name:
             return ""
         return name
+
+    def tasks(self) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
+        """Return the names of its tasks, and what they run."""
+        return [
+            ("dead letters", self.run),
+            ("dead letters to their topics", self.run_feed),
+            ("dead letters to their channels", self.replays.run),
+        ]
 
     # What is given up
 

@@ -11,6 +11,14 @@ import socket
 import zlib
 
 from trionsq.broker.idempotency_options import max_keys_option, window_option
+from trionsq.broker.limit_options import (
+    max_connection_burst_option,
+    max_connection_rate_option,
+    max_connections_option,
+    max_memory_option,
+    min_free_disk_option,
+    policy_file_option,
+)
 from trionsq.broker.log_options import (
     durability_option,
     retain_bytes_option,
@@ -279,22 +287,9 @@ class NsqdOptions(DaemonOptions):
         BOOL,
         "requeue messages in flight as soon as their client disconnects, not at their timeout",
     )
-    max_connections: int = option(
-        "max-connections", 0, INT, "maximum TCP connections; more are closed at once (0: no limit)"
-    )
-    max_connection_rate: int = option(
-        "max-connection-rate",
-        0,
-        INT,
-        "maximum TCP connections per second from one address (IPv6: one /64); more are closed at "
-        "once (0: no limit)",
-    )
-    max_connection_burst: int = option(
-        "max-connection-burst",
-        0,
-        INT,
-        "maximum TCP connections at once from one address (0: twice --max-connection-rate)",
-    )
+    max_connections: int = max_connections_option()
+    max_connection_rate: int = max_connection_rate_option()
+    max_connection_burst: int = max_connection_burst_option()
     http_allow_origin: tuple[str, ...] = allow_origin_option()
     http_allow_host: tuple[str, ...] = allow_host_option()
     max_http_connections: int = max_http_connections_option()
@@ -324,6 +319,9 @@ class NsqdOptions(DaemonOptions):
     retain_bytes: int = retain_bytes_option()
     idempotency_window_ns: int = window_option()
     idempotency_max_keys: int = max_keys_option()
+    policy_file: str = policy_file_option()
+    min_free_disk: int = min_free_disk_option()
+    max_memory: int = max_memory_option()
     debug_from: str = option(
         "debug-from",
         "loopback",
@@ -347,6 +345,8 @@ _NOT_NEGATIVE = frozenset(
         "retain_bytes",
         "idempotency_window_ns",
         "idempotency_max_keys",
+        "min_free_disk",
+        "max_memory",
     }
 )
 

@@ -17,6 +17,7 @@ from trionsq.broker.logs import LogTopics
 from trionsq.broker.lookup import Lookups
 from trionsq.broker.moves import TopicMoves
 from trionsq.broker.options import NsqdOptions
+from trionsq.broker.policies import Policies
 from trionsq.broker.runtime import Clock
 from trionsq.broker.timers import ScanQueue, run_key_window
 from trionsq.broker.topic import Topic
@@ -78,6 +79,7 @@ class TopicRegistry:
         defects: Defects,
         lookups: Lookups,
         logs: LogTopics,
+        policies: Policies,
         changed: ChangeListener,
     ) -> None:
         self.topics = topics
@@ -99,6 +101,7 @@ class TopicRegistry:
         self._defects = defects
         self._lookups = lookups
         self._logs = logs
+        self._policies = policies
         self._changed = changed
         # Topics under deletion that still have channels, by name.
         self._closing: dict[str, list[Topic]] = {}
@@ -140,6 +143,7 @@ class TopicRegistry:
             self._channel_gone,
             TopicKeys(self.keys),
         )
+        self._policies.settle_topic(core)
         log.info("TOPIC(%s): created", name)
         self._changed(name, is_ephemeral=topic.is_ephemeral)
         run = partial(topic.run, self._defects)
@@ -171,6 +175,7 @@ class TopicRegistry:
             window_s = self._options.e2e_processing_latency_window_time_ns / SECOND_NS
             core.latencies = Latencies(window_s, self._clock.now_ns, self._clock.now_s())
             core.note_finished = core.latencies.record_finished
+        self._policies.settle_channel(topic.core, core)
         channel = Channel(topic, core, self._clock, self._chores)
         self.channel_made(channel)
         log.info("TOPIC(%s): new channel(%s)", topic.name, name)

@@ -143,7 +143,11 @@ class Replays:
         first = topic_log.end
         # Before it is published: channels may get it at once.
         topic_log.aims.add(first, first + bodies.count, channel.name, topic_log.handed_on)
-        pending = topic.core.publish(bodies, self._clock.now_ns(), AIMED_DELAY_MS, key)
+        now_ns = self._clock.now_ns()
+        ids = topic.core.ids.next_ids(bodies.count, now_ns)
+        batch = MessageBatch(bodies, ids, now_ns, AIMED_DELAY_MS, key=key)
+        # No bound of the topic drops it.
+        pending = topic.publish_batch(batch)
         end = topic_log.end
         if pending is not None:
             await until_safe(pending)

@@ -47,10 +47,12 @@ class InFlight:
         given_up: holds messages that are on their way to the dead letters; None if none can be.
         give_up: takes what has returned from a client, with the reason, and returns what is to be
             queued again.
+        return_timed_out: gets the messages that have timed out, which go back to the queue.
     """
 
     __slots__ = ("_checks", "_disconnected", "_store", "_wake_at", "compacts", "count", "epoch",
-                 "give_up", "given_up", "subscriptions", "timeout_count")  # fmt: skip
+                 "give_up", "given_up", "return_timed_out", "subscriptions",
+                 "timeout_count")  # fmt: skip
 
     def __init__(self, store: Store, wake_at: Callable[[float], None]) -> None:
         """Messages return to ``store``; ``wake_at`` gets the time of each check that is set."""
@@ -63,6 +65,7 @@ class InFlight:
         self.give_up: Callable[[list[Segment], Subscription, str], list[Segment]] | None = None
         self._store = store
         self._wake_at = wake_at
+        self.return_timed_out: Callable[[Segment], None] = store.restore
         self._disconnected: Roster[Subscription] = Roster()
         # When to check whose deadlines: each subscription that has messages in flight.
         self._checks: TimerQueue[Subscription] = TimerQueue()
@@ -168,17 +171,19 @@ class InFlight:
         if self.give_up is not None:
             reason = "disconnected" if subscription.gives_back else "timed_out"
             segments = self.give_up(segments, subscription, reason)
-        if not subscription.gives_back:
+        if subscription.gives_back:
+            self._return_all(segments, self._store.restore)
+        else:
             self.timeout_count += count
-        self._restore(segments)
+            self._return_all(segments, self.return_timed_out)
         return cost
 
-    def _restore(self, segments: list[Segment]) -> None:
+    def _return_all(self, segments: list[Segment], way: Callable[[Segment], None]) -> None:
         """Queue all of them again, also if a defect comes between; then it is raised."""
         defect: Exception | None = None
         for segment in segments:
             try:
-                self._store.restore(segment)
+                way(segment)
             except Exception as error:
                 defect = error
         if defect is not None:

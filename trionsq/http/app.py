@@ -20,6 +20,7 @@ from trionsq.http.debug import Debugging
 from trionsq.http.logread import LogReading
 from trionsq.http.metrics import metrics_page
 from trionsq.http.peek import Peeking
+from trionsq.http.policies import PolicyEndpoints
 from trionsq.http.publish import LineSplitter, PublishRules
 from trionsq.http.seeking import Seeking
 from trionsq.http.settings import Settings
@@ -69,7 +70,8 @@ def _endpoints(broker: Broker, gate: Gate) -> Iterable[Endpoint]:
     statistics, publishing = Statistics(broker), Publishing(broker)
     admin, configuration = Administration(broker), Configuration(broker)
     peeking, settings = Peeking(broker, admin), Settings(broker, admin)
-    seeking, letters = Seeking(admin), DeadLetterOffice(broker, admin)
+    seeking, policies = Seeking(admin), PolicyEndpoints(broker, admin)
+    letters = DeadLetterOffice(broker, admin)
     return [
         ("GET", "/ping", statistics.ping),
         ("GET", "/info", statistics.info),
@@ -104,6 +106,11 @@ def _endpoints(broker: Broker, gate: Gate) -> Iterable[Endpoint]:
         ("POST", "/deadletter/add", letters.add),
         ("POST", "/deadletter/replay", letters.replay),
         ("POST", "/deadletter/discard", letters.discard),
+        ("GET", "/channel/settings", policies.channel_settings),
+        ("GET", "/policy", policies.list_all),
+        ("GET", "/policy/<name>", policies.get),
+        ("PUT", "/policy/<name>", policies.put),
+        ("DELETE", "/policy/<name>", policies.delete),
         ("GET", "/config/<opt>", configuration.get),
         ("PUT", "/config/<opt>", configuration.put),
         *Debugging(broker).endpoints(),

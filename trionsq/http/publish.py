@@ -15,6 +15,7 @@ from typing import Final
 
 from trionsq.broker.broker import Broker
 from trionsq.broker.topic import PublishRefused, Topic
+from trionsq.core.bounded import QueueFull
 from trionsq.durations import MILLISECOND_NS
 from trionsq.web.protocol import HttpError, Query, valid_topic_name
 from trionsq.wire.bodies import Bodies, ListBodies, PackedBodies
@@ -68,11 +69,13 @@ class PublishRules:
     def refusal(self, topic: Topic, command: str, refused: PublishRefused) -> HttpError:
         """Return the error for messages that ``topic`` refused; ``command`` is PUB or MPUB.
 
-        EXITING only if the topic or nsqd ends. Otherwise the disk failed, and the error gives the
-        reason, as E_PUB_FAILED does over TCP.
+        EXITING only if the topic or nsqd ends. Otherwise a queue is full, or the disk failed, and
+        the error gives the reason, as E_PUB_FAILED does over TCP.
         """
         if topic.exiting or self._broker.exiting:
             return HttpError(503, "EXITING")
+        if isinstance(refused.__cause__, QueueFull):
+            return HttpError(429, f"{command}_FAILED: {refused}")
         return HttpError(503, f"{command}_FAILED: {refused}")
 
     def defer_ms(self, values: Query) -> int:

@@ -188,6 +188,8 @@ async def run_nsqd(options: NsqdOptions) -> int:
             nursery.start_soon(_heed_signals, signals, stop, nursery.cancel_scope, name="signals")
             try:
                 async with running_nsqd(options) as broker:
+                    if options.policy_file:
+                        await nursery.start(_heed_hangups, broker, name="SIGHUP")
                     await stop.wait()
                 code = 0
             except* (DataPathError, ListenError, MetadataError, OptionsError, TlsConfigError):
@@ -221,3 +223,13 @@ async def _heed_signals(
     await wait_second_signal(signals)
     log.warning("NSQ: second signal, stopping at once")
     scope.cancel()
+
+
+async def _heed_hangups(
+    broker: Broker, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Read the policy file again at each SIGHUP."""
+    with trio.open_signal_receiver(signal.SIGHUP) as signals:
+        task_status.started()
+        async for _ in signals:
+            broker.policies.reload()
