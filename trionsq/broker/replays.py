@@ -131,7 +131,7 @@ class Replays:
             is_durable = _at_once
         else:
             raise BackendError("the topic is being moved to a log")
-        core.replayed_count += batch.count
+        core.message_count += batch.count
         channel.wake()
         return is_durable
 

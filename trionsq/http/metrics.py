@@ -128,6 +128,14 @@ _KEYS: Final = (
     ),
 )
 _KEYED: Final = counter("nsqd_idempotent_publishes", "Publishes with a key, by what became of it.")
+_LETTERS: Final = (
+    gauge("nsqd_dead_letters", "Messages that a channel gave up, by where they were."),
+    gauge("nsqd_dead_letter_bytes", "Size of their bodies."),
+    gauge("nsqd_dead_letter_oldest_age_seconds", "Time since the oldest was given up."),
+)
+_LETTER_EVENTS: Final = counter(
+    "nsqd_dead_letter_events", "Dead letters since the start, by what became of them."
+)
 _DEFECTS: Final = counter("nsqd_defects", "Unexpected exceptions, by the part of nsqd that failed.")
 _REFUSED: Final = counter(
     "nsqd_connections_refused", "TCP connections closed at once, by the limit that was reached."
@@ -183,6 +191,7 @@ async def _gather(broker: Broker, gate: Gate) -> Sequence[MetricSet]:
         *_process(broker, await _queued_output_bytes(broker)),
         *gate_metrics("nsqd", gate),
         *_keys(broker.registry.keys),
+        *_letters(broker),
         *_logs(broker),
         storages,
         logs,
@@ -265,6 +274,23 @@ def _keys(keys: KeyWindow) -> list[MetricSet]:
     return [
         Table(_KEYS, [({}, [len(keys), keys.early_count])]),
         _one(_KEYED, [({"result": result}, [count]) for result, count in results.items()]),
+    ]
+
+
+def _letters(broker: Broker) -> list[MetricSet]:
+    letters, now_ns = broker.dead_letters, broker.clock.now_ns()
+    found: dict[tuple[str, str], list[float]] = {}
+    for one in letters.tallies:
+        row = found.setdefault((one.topic, one.channel), [0, 0, 0.0])
+        row[0] += one.letters
+        row[1] += one.nbytes
+        row[2] = max(row[2], (now_ns - one.oldest_ns) / 1e9)
+    rows: list[tuple[Labels, Sequence[float | None]]] = [
+        ({"topic": topic, "channel": channel}, row) for (topic, channel), row in found.items()
+    ]
+    return [
+        Table(_LETTERS, rows),
+        _one(_LETTER_EVENTS, [({"event": event}, [n]) for event, n in letters.counts.items()]),
     ]
 
 

@@ -243,13 +243,13 @@ class DeadLetterStore(Protocol):
 class SqliteLetters:
     """A `DeadLetterStore` in the file `LETTERS_FILE` of a folder."""
 
-    def __init__(self, disk: Disk) -> None:
-        """Open the file, or make it.
+    def __init__(self, disk: Disk, path: str = "") -> None:
+        """Open the file, or make it; ``path`` is another place for it.
 
         Raises:
             LetterError: it is damaged, of a later version, or cannot be made.
         """
-        self.path = os.path.join(disk.path, LETTERS_FILE)
+        self.path = path or os.path.join(disk.path, LETTERS_FILE)
         self._lock = Lock()
         try:
             self._connection = sqlite3.connect(
