@@ -330,8 +330,8 @@ class SqliteLetters:
         self, rest: str, values: Sequence[Any], max_body: int = _WHOLE
     ) -> list[StoredLetter]:
         rows = self._rows(
-            f"SELECT number, fed, replay, length(body), {_COLUMNS}, substr(body, 1, ?)"
-            f" FROM letters WHERE {rest}",
+            f"SELECT number, fed, replay, length(body), {_COLUMNS},"
+            f" coalesce(substr(body, 1, ?), x'') FROM letters WHERE {rest}",
             [max_body, *values],
         )
         return [
@@ -364,7 +364,12 @@ class SqliteLetters:
         return count
 
     def _shrink(self) -> None:
-        self._rows(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})")
+        with self._lock:
+            try:
+                # `execute` would do one step of it.
+                self._connection.executescript(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})")
+            except sqlite3.Error as error:
+                raise LetterError(f"{self.path}: {error}") from error
 
     def unfed(self, dead_topic: str, limit: int) -> list[StoredLetter]:
         return self._letters(
