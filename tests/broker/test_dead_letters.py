@@ -324,4 +324,3 @@ async def test_a_channel_keeps_its_pace_over_a_restart(
         await trio.sleep(1)
         assert await drained(broker, "c") == dict.fromkeys(numbered(2), 1)
         assert not await drained(broker, "other")
-        check_balances(broker)

@@ -101,7 +101,7 @@ def flags(path: Path, *more: str) -> list[str]:
     return [f"--policy-file={policies}", *more]
 
 
-ALL = {"%06d" % number for number in range(COUNT)}
+ALL = {f"{number:06}" for number in range(COUNT)}
 
 
 @more_in_soak
@@ -109,7 +109,7 @@ async def test_no_message_is_lost_while_they_die(tmp_path: Path) -> None:
     """Each is in its channel, or a letter; both at most for what one --state-interval had."""
     random = Random(11)
     cut_short = 0
-    for attempt in range(by_level(test=2, short=6, full=40)):
+    for attempt in range(by_level(test=1, short=6, full=40)):
         path = tmp_path / str(attempt)
         path.mkdir()
         async with running_nsqd(path, flags(tmp_path, *LOG)) as nsqd:
@@ -136,7 +136,7 @@ async def test_no_message_is_lost_while_they_die(tmp_path: Path) -> None:
 async def test_no_letter_is_lost_while_they_go_back(tmp_path: Path) -> None:
     """Each is a letter, or in its channel; both for one batch at most, and in no other channel."""
     random = Random(12)
-    for attempt in range(by_level(test=2, short=6, full=40)):
+    for attempt in range(by_level(test=1, short=6, full=40)):
         path = tmp_path / str(attempt)
         path.mkdir()
         async with running_nsqd(path, flags(tmp_path, *LOG)) as nsqd:
