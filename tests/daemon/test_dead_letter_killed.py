@@ -33,7 +33,7 @@ async def ask(nsqd: NsqdProcess, path: str, body: bytes = b"") -> Any:
 async def letters(nsqd: NsqdProcess) -> Counter[str]:
     """The bodies of all dead letters."""
     found: Counter[str] = Counter()
-    after = 0
+    after: int | None = 0
     while after is not None:
         url = f"http://{nsqd.http_address}/deadletter?limit=1000&after={after}"
         page = json.loads((await get(url, request_timeout_s=60.0)).body)

@@ -15,6 +15,7 @@ from threading import Lock
 from typing import Any, Final, NamedTuple, Protocol
 
 from trionsq.disk import Disk
+from trionsq.storage.letter_schema import LETTERS_SCHEMA, LETTERS_VERSION
 
 __all__ = [
     "LETTERS_FILE",
@@ -30,7 +31,6 @@ __all__ = [
 
 LETTERS_FILE: Final = "trionsq.dead.db"
 
-_VERSION: Final = 1
 # Pages that are given back to the disk with each removal: 4 MiB.
 _VACUUM_PAGES: Final = 1_000
 # Letters that one transaction removes.
@@ -40,54 +40,6 @@ _COLUMNS: Final = (
     "id, dead_topic, topic, channel, node, message, reason, attempts, first_ns, last_ns, client"
 )
 _WHOLE: Final = 2**31 - 1
-# The tallies are kept by the database itself, so they are right whatever is done in between.
-_SCHEMA: Final = f"""
-CREATE TABLE letters (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    id TEXT NOT NULL UNIQUE,
-    dead_topic TEXT NOT NULL,
-    topic TEXT NOT NULL,
-    channel TEXT NOT NULL,
-    node TEXT NOT NULL,
-    message TEXT NOT NULL,
-    reason TEXT NOT NULL,
-    attempts INTEGER NOT NULL,
-    first_ns INTEGER NOT NULL,
-    last_ns INTEGER NOT NULL,
-    client TEXT NOT NULL,
-    body BLOB NOT NULL,
-    fed INTEGER NOT NULL DEFAULT 0,
-    replay INTEGER NOT NULL DEFAULT 0,
-    UNIQUE (topic, channel, message)
-);
-CREATE INDEX by_channel ON letters (topic, channel, number);
-CREATE INDEX to_feed ON letters (dead_topic, number) WHERE fed = 0;
-CREATE INDEX to_replay ON letters (number) WHERE replay = 1;
-CREATE TABLE tallies (
-    topic TEXT NOT NULL,
-    channel TEXT NOT NULL,
-    dead_topic TEXT NOT NULL,
-    count INTEGER NOT NULL,
-    bytes INTEGER NOT NULL,
-    unfed INTEGER NOT NULL,
-    PRIMARY KEY (topic, channel, dead_topic)
-);
-CREATE TRIGGER added AFTER INSERT ON letters BEGIN
-    INSERT INTO tallies VALUES (new.topic, new.channel, new.dead_topic, 1, length(new.body), 1)
-    ON CONFLICT DO UPDATE SET
-        count = count + 1, bytes = bytes + length(new.body), unfed = unfed + 1;
-END;
-CREATE TRIGGER removed AFTER DELETE ON letters BEGIN
-    UPDATE tallies SET
-        count = count - 1, bytes = bytes - length(old.body), unfed = unfed - (old.fed = 0)
-    WHERE (topic, channel, dead_topic) = (old.topic, old.channel, old.dead_topic);
-END;
-CREATE TRIGGER fed AFTER UPDATE OF fed ON letters WHEN new.fed <> old.fed BEGIN
-    UPDATE tallies SET unfed = unfed - new.fed + old.fed
-    WHERE (topic, channel, dead_topic) = (old.topic, old.channel, old.dead_topic);
-END;
-PRAGMA user_version = {_VERSION};
-"""
 
 
 class LetterError(Exception):
@@ -278,9 +230,11 @@ class SqliteLetters:
         run("PRAGMA temp_store = MEMORY")
         (version,) = run("PRAGMA user_version").fetchone()
         if version == 0:
-            self._connection.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}COMMIT;")
-        elif version != _VERSION:
-            raise LetterError(f"{self.path} is of version {version}; this nsqd knows {_VERSION}")
+            self._connection.executescript(f"BEGIN IMMEDIATE;{LETTERS_SCHEMA}COMMIT;")
+        elif version != LETTERS_VERSION:
+            raise LetterError(
+                f"{self.path} is of version {version}; this nsqd knows {LETTERS_VERSION}"
+            )
 
     def _run(self, *steps: tuple[str, Sequence[Any]]) -> int:
         """Run statements as one transaction; return how many rows they changed."""
