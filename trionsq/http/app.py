@@ -16,6 +16,7 @@ from trionsq.broker.topic import PublishRefused, Topic, until_safe
 from trionsq.core.keys import KeyReused, PublishKey, digest_steps
 from trionsq.http.admin import Administration, Configuration
 from trionsq.http.debug import Debugging
+from trionsq.http.drain import Draining
 from trionsq.http.logread import LogReading
 from trionsq.http.metrics import metrics_page
 from trionsq.http.peek import Peeking
@@ -68,7 +69,7 @@ def _endpoints(broker: Broker, gate: Gate) -> Iterable[Endpoint]:
     statistics, publishing = Statistics(broker), Publishing(broker)
     admin, configuration = Administration(broker), Configuration(broker)
     peeking, settings = Peeking(broker, admin), Settings(broker, admin)
-    seeking = Seeking(admin)
+    seeking, draining = Seeking(admin), Draining(broker)
     return [
         ("GET", "/ping", statistics.ping),
         ("GET", "/info", statistics.info),
@@ -99,6 +100,8 @@ def _endpoints(broker: Broker, gate: Gate) -> Iterable[Endpoint]:
         ("POST", "/channel/empty", admin.empty_channel),
         ("POST", "/channel/pause", admin.pause_channel),
         ("POST", "/channel/unpause", admin.unpause_channel),
+        ("GET", "/config/drain", draining.get),
+        ("PUT", "/config/drain", draining.put),
         ("GET", "/config/<opt>", configuration.get),
         ("PUT", "/config/<opt>", configuration.put),
         *Debugging(broker).endpoints(),
