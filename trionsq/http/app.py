@@ -16,6 +16,7 @@ from trionsq.broker.topic import PublishRefused, Topic, until_safe
 from trionsq.core.keys import KeyReused, PublishKey, digest_steps
 from trionsq.http.admin import Administration, Configuration
 from trionsq.http.debug import Debugging
+from trionsq.http.drain import Draining
 from trionsq.http.logread import LogReading
 from trionsq.http.metrics import metrics_page
 from trionsq.http.peek import Peeking
@@ -69,7 +70,8 @@ def _endpoints(broker: Broker, gate: Gate) -> Iterable[Endpoint]:
     statistics, publishing = Statistics(broker), Publishing(broker)
     admin, configuration = Administration(broker), Configuration(broker)
     peeking, settings = Peeking(broker, admin), Settings(broker, admin)
-    seeking, policies = Seeking(admin), PolicyEndpoints(broker, admin)
+    seeking, draining = Seeking(admin), Draining(broker)
+    policies = PolicyEndpoints(broker, admin)
     return [
         ("GET", "/ping", statistics.ping),
         ("GET", "/info", statistics.info),
@@ -105,6 +107,8 @@ def _endpoints(broker: Broker, gate: Gate) -> Iterable[Endpoint]:
         ("GET", "/policy/<name>", policies.get),
         ("PUT", "/policy/<name>", policies.put),
         ("DELETE", "/policy/<name>", policies.delete),
+        ("GET", "/config/drain", draining.get),
+        ("PUT", "/config/drain", draining.put),
         ("GET", "/config/<opt>", configuration.get),
         ("PUT", "/config/<opt>", configuration.put),
         *Debugging(broker).endpoints(),

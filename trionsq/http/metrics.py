@@ -119,6 +119,7 @@ _PROCESS: Final = (
     gauge("nsqd_topics", "Topics."),
     counter("nsqd_broken_invariants", "Checks that found counters which do not add up: a defect."),
     gauge("nsqd_disk_faults", "Queues and files with a fault; 0 is healthy."),
+    gauge("nsqd_draining", "1 while nsqd refuses publishes because it is drained."),
 )
 _KEYS: Final = (
     gauge("nsqd_idempotency_keys", "Keys of idempotent publishes in memory."),
@@ -328,6 +329,7 @@ def _process(broker: Broker, queued_output_bytes: int) -> list[MetricSet]:
         len(broker.topics),
         broker.checks.broken_count,
         len(broker.folder.faults),
+        broker.drain.is_on,
     ]
     peers = broker.lookups.peers.values()
     servers = broker.auth_servers
