@@ -212,4 +212,4 @@ async def test_old_messages_go_by_themselves(storage: str, autojump_clock: Any) 
         assert (alone.core.depth, channel.core.depth) == (0, 0)
         assert alone.core.dropped == {"expired": 10}
         assert channel.core.dropped == {"expired": 10}
-        assert broker.checks.broken == 0
+        assert not broker.checks.broken

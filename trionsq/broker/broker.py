@@ -18,6 +18,7 @@ from trionsq.broker.chores import Chore, Chores
 from trionsq.broker.client import Client, ClientContext
 from trionsq.broker.commands import Commands
 from trionsq.broker.defects import Defects
+from trionsq.broker.disk_guard import DiskGuard
 from trionsq.broker.drain import Drain
 from trionsq.broker.heartbeats import TimingWheel
 from trionsq.broker.identify import IdentifyCommand, server_features, server_tls
@@ -82,6 +83,7 @@ class Broker:
         checks: whether the counters of each queue add up.
         loop_lag_s: how late the event loop is, in seconds.
         drain: refuses publishes and waits until nothing is left.
+        disk_guard: refuses publishes while the disk is nearly full.
         unsaved: after `run`, what could not be saved: a line for each topic or channel.
     """
 
@@ -116,6 +118,7 @@ class Broker:
         self.unsaved: list[str] = []
         self.chores = Chores(self.defects)
         self.drain = Drain(self.topics, options.drain_timeout_ns)
+        self.disk_guard = DiskGuard(folder, self.topics, self.drain, options.min_free_disk)
         self.checks = Checks(self.topics, self.clients)
         self.lookups = Lookups(self.live_options, self.ports, self.topics, self.defects)
         self.statsd = Statsd(self, self.defects)
@@ -244,6 +247,7 @@ class Broker:
             ("chore", "long work, in turns", self.chores.run),
             ("check", "checks", self.checks.run),
             ("drain", "drain", self.drain.run),
+            ("disk_guard", "disk guard", self.disk_guard.run),
             ("scan", "queue scan", scan),
             ("heartbeat", "heartbeats", heartbeats),
             ("disk_sync", "disk syncs", partial(run_disk_syncs, folder, sync_s)),
@@ -307,7 +311,7 @@ class Broker:
             return "loading"
         if (fault := self.folder.fault) is not None:
             return f"disk: {fault}"
-        return DRAINING if self.drain.is_on else None
+        return self.disk_guard.reason or (DRAINING if self.drain.is_on else None)
 
     @property
     def health(self) -> str:
@@ -368,6 +372,7 @@ class Broker:
         """See `ChangeListener`."""
         if not channel and not gone:
             self.drain.add_topic(self.topics[topic])
+            self.disk_guard.add_topic(self.topics[topic])
         if not is_ephemeral and not self.registry.is_loading:
             self._metadata.changed()
         if not self.exiting:

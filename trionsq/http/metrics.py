@@ -100,6 +100,10 @@ _STATE: Final = (
     counter("nsqd_log_state_commit_failures", "Transactions that failed; each is repeated."),
     gauge("nsqd_log_disk_full", "1 while no log takes messages: finishing needs the last room."),
 )
+_DISK: Final = (
+    gauge("nsqd_disk_free_bytes", "Free bytes of the data path's disk; with --min-free-disk only."),
+    gauge("nsqd_disk_low", "1 while publishes are refused because of --min-free-disk."),
+)
 _TOPIC_DROPPED: Final = counter(
     "nsqd_topic_dropped_messages", "Messages discarded on purpose, by reason."
 )
@@ -185,6 +189,7 @@ async def _gather(broker: Broker, gate: Gate) -> Sequence[MetricSet]:
         *gate_metrics("nsqd", gate),
         *_keys(broker.registry.keys),
         *_logs(broker),
+        Table(_DISK, [({}, [broker.disk_guard.free_bytes, broker.disk_guard.is_low])]),
         storages,
         logs,
         holders,
