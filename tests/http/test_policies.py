@@ -28,9 +28,10 @@ BOUND = {"topics": "orders*", "max_messages": 10, "when_full": "refuse"}
 
 async def ask(app: QuartTrio, method: str, target: str, document: Any = None) -> tuple[int, Any]:
     """Status and document, or the code of a refusal."""
+    send: Any = app.test_client().open
     data = None if document is None else json.dumps(document)
-    response = await app.test_client().open(target, method=method, data=data)
-    body = await response.get_data()
+    response = await send(target, method=method, data=data)
+    body: bytes = await response.get_data()
     if response.status_code != 200:
         return response.status_code, json.loads(body)["message"]
     is_json = response.headers["content-type"].startswith("application/json")

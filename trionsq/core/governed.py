@@ -7,7 +7,7 @@ dropped, and why, is decided in `GovernedChannel.give_up` and `GovernedTopic.giv
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeGuard
 
 from trionsq.core.batch import Segment
 from trionsq.core.bounded import BoundedChannelStore, BoundedStore, QueueFull
@@ -22,7 +22,14 @@ from trionsq.core.subscription import Subscription
 from trionsq.core.topic import TopicState
 from trionsq.wire.bodies import Bodies
 
-__all__ = ["GovernedChannel", "GovernedTopic", "govern_channel", "govern_topic", "refuses"]
+__all__ = [
+    "GovernedChannel",
+    "GovernedTopic",
+    "govern_channel",
+    "govern_topic",
+    "is_governed",
+    "refuses",
+]
 
 # Messages dropped in one call beside those that came: about a millisecond.
 _MAX_DROP: Final = 2_000
@@ -306,6 +313,11 @@ def _oldest_allowed(settings: AppliedSettings, wall_ns: int) -> tuple[int, str]:
     if settings.max_age_ns and settings.when_full == DROP_OLDEST:
         limits.append((wall_ns - settings.max_age_ns, "max_age"))
     return max(limits, default=(0, ""))
+
+
+def is_governed(one: TopicState | ChannelState) -> TypeGuard[GovernedTopic | GovernedChannel]:
+    """Return whether a policy applies to a topic or channel."""
+    return isinstance(one, GovernedTopic | GovernedChannel)
 
 
 def _set_class(one: object, class_: type) -> None:
