@@ -19,6 +19,8 @@ from trionsq.broker.client import Client, ClientContext
 from trionsq.broker.commands import Commands
 from trionsq.broker.dead_letters import DeadLetters
 from trionsq.broker.defects import Defects
+from trionsq.broker.disk_guard import DiskGuard
+from trionsq.broker.drain import Drain
 from trionsq.broker.heartbeats import TimingWheel
 from trionsq.broker.identify import IdentifyCommand, server_features, server_tls
 from trionsq.broker.logs import LogTopics
@@ -47,6 +49,7 @@ from trionsq.storage.log.rows import State
 from trionsq.storage.log.state import SqliteState
 from trionsq.storage.metadata import IdReserve, TopicRecord, load_metadata
 from trionsq.transports.transport import Transport
+from trionsq.wire.errors import DRAINING
 from trionsq.wire.lines import CommandLimits
 
 __all__ = ["Broker", "data_folder"]
@@ -82,6 +85,8 @@ class Broker:
         chores: work that takes more than one turn of the event loop.
         checks: whether the counters of each queue add up.
         loop_lag_s: how late the event loop is, in seconds.
+        drain: refuses publishes and waits until nothing is left.
+        disk_guard: refuses publishes while the disk is nearly full.
         unsaved: after `run`, what could not be saved: a line for each topic or channel.
     """
 
@@ -116,6 +121,8 @@ class Broker:
         self.loop_lag_s = Histogram(LOOP_LAG_BOUNDS_S)
         self.unsaved: list[str] = []
         self.chores = Chores(self.defects)
+        self.drain = Drain(self.topics, options.drain_timeout_ns)
+        self.disk_guard = DiskGuard(folder, self.topics, self.drain, options.min_free_disk)
         self.checks = Checks(self.topics, self.clients)
         self.lookups = Lookups(self.live_options, self.ports, self.topics, self.defects)
         self.statsd = Statsd(self, self.defects)
@@ -171,6 +178,7 @@ class Broker:
             clock=self.clock,
             defects=self.defects,
             admission=self.admission,
+            drain=self.drain,
             clients=self.clients,
             heartbeat_checks=TimingWheel(),
             handlers=handlers,
@@ -246,6 +254,8 @@ class Broker:
         timers: list[tuple[str, str, Callable[[], Awaitable[None]]]] = [
             ("chore", "long work, in turns", self.chores.run),
             ("check", "checks", self.checks.run),
+            ("drain", "drain", self.drain.run),
+            ("disk_guard", "disk guard", self.disk_guard.run),
             ("scan", "queue scan", scan),
             ("heartbeat", "heartbeats", heartbeats),
             ("disk_sync", "disk syncs", partial(run_disk_syncs, folder, sync_s)),
@@ -309,8 +319,9 @@ class Broker:
             return "exiting"
         if self._tasks is None or self.registry.is_loading:
             return "loading"
-        fault = self.folder.fault
-        return None if fault is None else f"disk: {fault}"
+        if (fault := self.folder.fault) is not None:
+            return f"disk: {fault}"
+        return self.disk_guard.reason or (DRAINING if self.drain.is_on else None)
 
     @property
     def health(self) -> str:
@@ -372,6 +383,9 @@ class Broker:
         self, topic: str, channel: str = "", *, is_ephemeral: bool, gone: bool = False
     ) -> None:
         """See `ChangeListener`."""
+        if not channel and not gone:
+            self.drain.add_topic(self.topics[topic])
+            self.disk_guard.add_topic(self.topics[topic])
         if not is_ephemeral and not self.registry.is_loading:
             self._metadata.changed()
         if gone and not channel:

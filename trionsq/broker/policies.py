@@ -22,7 +22,13 @@ from trionsq.broker.replaced_file import ReplacedFile
 from trionsq.broker.runtime import Clock
 from trionsq.broker.topic import Topic
 from trionsq.core.channel import ChannelState
-from trionsq.core.governed import GovernedChannel, GovernedTopic, govern_channel, govern_topic
+from trionsq.core.governed import (
+    GovernedChannel,
+    GovernedTopic,
+    govern_channel,
+    govern_topic,
+    is_governed,
+)
 from trionsq.core.policies import Policy, PolicyError, PolicySet, parse_policies
 from trionsq.core.topic import TopicState
 from trionsq.storage.folder import DataFolder, Job, reason_of
@@ -260,10 +266,11 @@ class Policies:
         logs = self._clock.now_s() >= self._log_at_s
         for topic in list(self._topics.values()):
             for core in [*topic.core.channels.values(), topic.core]:
-                if not isinstance(core, GovernedChannel | GovernedTopic):
+                if not is_governed(core):
                     continue
                 with self._defects.fence("policy", f"{core!r}"):
-                    while self._look_at_queue(core):
+                    # The policy may go meanwhile.
+                    while is_governed(core) and self._look_at_queue(core):
                         await trio.lowlevel.checkpoint()
                         until = time.perf_counter() + _STEP_S
                 if logs and lines < _MAX_LINES:
@@ -277,8 +284,6 @@ class Policies:
     def _look_at_queue(self, core: GovernedChannel | GovernedTopic) -> bool:
         """Drop some of what is too old or too much; return whether there is more."""
         now_s = self._clock.now_s()
-        if not isinstance(core, GovernedChannel | GovernedTopic):
-            return False  # the policy has gone meanwhile
         more = core.drop_old(now_s, self._clock.now_ns())
         return core.trim(now_s) or more
 

@@ -63,6 +63,7 @@ class Topic:
         core: the state of the topic.
         channels: by name.
         exiting: whether the topic is being deleted; publishing fails then.
+        refusal: why publishes are refused; empty if they are not.
         keys: of its idempotent publishes.
         letters: dead letters that wait beside its queue until it has a channel.
     """
@@ -92,6 +93,7 @@ class Topic:
         self.core = core
         self.channels: dict[str, Channel] = {}
         self.exiting = False
+        self.refusal = ""
         self.keys = keys
         self.letters = 0
         self.cancel_scope = trio.CancelScope()
@@ -194,10 +196,10 @@ class Topic:
         Returns the round that decides whether they are stored; None if they are.
 
         Raises:
-            PublishRefused: the topic is being deleted, or has no room.
+            PublishRefused: the topic is being deleted, nsqd is drained, or there is no room.
         """
-        if self.exiting:
-            raise PublishRefused("exiting")
+        if self.refusal:
+            raise PublishRefused(self.refusal)
         try:
             return self.core.publish(bodies, self._clock.now_ns(), defer_ms)
         except BackendError as error:
@@ -234,6 +236,8 @@ class Topic:
             return known.round, True
         if not self.has_log and epoch not in ("", self.keys.epoch):
             raise KeyUnknown
+        if self.refusal:
+            raise PublishRefused(self.refusal)
         try:
             pending = self.core.publish(bodies, self._clock.now_ns(), defer_ms, key)
         except BackendError as error:
@@ -259,7 +263,7 @@ class Topic:
         to disk; and while the disk is behind.
         """
         store = self.core.store
-        if count <= store.room or self.exiting:
+        if count <= store.room or self.refusal:
             return False
         if store.backend.has_published:
             return store.backend.behind
@@ -347,6 +351,7 @@ class Topic:
     def mark_exiting(self) -> None:
         """Refuse publishes and subscriptions from now on: the task has ended."""
         self.exiting = True
+        self.refusal = "exiting"
         self._try_again()
         for channel in self.channels.values():
             channel.mark_exiting()
@@ -357,6 +362,7 @@ class Topic:
         Publishing and fan-out end at once. The chore deletes the channels.
         """
         self.exiting = True
+        self.refusal = "exiting"
         self.cancel_scope.cancel()
         emptying = self.core.empty()
         self._try_again()

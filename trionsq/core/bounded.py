@@ -42,16 +42,29 @@ class WeighedQueue(MessageQueue):
         super().__init__(queue)
         self.nbytes = sum(map(weight, self._segments))
 
+    # Whole batches are what mostly comes and goes; no call is made for them.
+
     def append(self, segment: Segment) -> None:
-        self.nbytes += weight(segment)
-        super().append(segment)
+        batch = segment.batch
+        count = segment.last - segment.first
+        self.nbytes += batch.bodies.nbytes if count == batch.count else weight(segment)
+        self.depth += count
+        self._segments.append(segment)
 
     def put_back(self, segment: Segment) -> None:
         self.nbytes += weight(segment)
-        super().put_back(segment)
+        MessageQueue.put_back(self, segment)
 
     def pop_segment(self, max_count: int, max_bytes: int) -> Segment:
-        segment = super().pop_segment(max_count, max_bytes)
+        head = self._segments[0]
+        batch = head.batch
+        count = head.last - head.first
+        nbytes = batch.bodies.nbytes
+        if count == batch.count and count <= max_count and nbytes <= max_bytes:
+            self.nbytes -= nbytes
+            self.depth -= count
+            return self._segments.popleft()
+        segment = MessageQueue.pop_segment(self, max_count, max_bytes)
         self.nbytes -= weight(segment)
         return segment
 
@@ -214,18 +227,34 @@ class BoundedChannelStore(BoundedStore, ChannelStore):
         bounds = self.bounds
         assert bounds is not None
         self.must_read_on = False
-        if bounds.settings.max_in_flight:
-            max_count = min(max_count, bounds.settings.max_in_flight - bounds.count_in_flight())
+        if bounds.max_in_flight:
+            max_count = min(max_count, bounds.max_in_flight - bounds.count_in_flight())
             if max_count <= 0:
                 return None
+        segment = ChannelStore.pop_segment(self, max_count)
+        if segment is None:
+            return None
+        batch = segment.batch
+        if (
+            not bounds.ttl_ns
+            or batch.defer_ms
+            or (batch.stamps is None and batch.timestamp_ns > bounds.now_ns() - bounds.ttl_ns)
+        ):
+            return segment
+        return self._pop_young(segment, bounds, max_count)
+
+    def _pop_young(self, segment: Segment | None, bounds: Bounds, max_count: int) -> Segment | None:
+        """Return of this segment and the next ones the first messages that are not expired."""
         for _ in range(_MAX_EXPIRED_READS):
-            if not self.memory.depth and not self.backend.depth:
-                return None
-            segment = super().pop_segment(max_count)
             if segment is None or segment.batch.defer_ms:
                 return segment
-            kept = bounds.drop_expired(segment)
+            kept = bounds.drop_older(segment, bounds.now_ns() - bounds.ttl_ns, "expired")
             if kept is not None:
                 return kept
+            if not self.memory.depth and not self.backend.depth:
+                return None
+            segment = ChannelStore.pop_segment(self, max_count)
+        if segment is not None:
+            self.memory.put_back(segment)
         self.must_read_on = True
         return None

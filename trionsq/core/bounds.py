@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from trionsq.core.batch import Segment
 from trionsq.core.policies import AppliedSettings
 
 __all__ = ["Bounds", "LeftOut", "weight"]
+
+_NO_LIMIT: Final = 2**63
 
 
 def weight(segment: Segment) -> int:
@@ -55,6 +58,8 @@ class Bounds:
 
     Attributes:
         settings: what applies.
+        max_messages, max_in_flight, ttl_ns: of the settings.
+        max_bytes: of the settings; so much that nothing exceeds it for none.
         now_ns: the wall clock.
         backend_nbytes: size of the bodies in the backend.
         give_up: gets messages that are dropped, and why.
@@ -62,7 +67,8 @@ class Bounds:
         left: what a cursor passes and the channel does not get.
     """
 
-    __slots__ = ("backend_nbytes", "count_in_flight", "give_up", "left", "now_ns", "settings")
+    __slots__ = ("backend_nbytes", "count_in_flight", "give_up", "left", "max_bytes",
+                 "max_in_flight", "max_messages", "now_ns", "settings", "ttl_ns")  # fmt: skip
 
     def __init__(
         self,
@@ -72,18 +78,15 @@ class Bounds:
         count_in_flight: Callable[[], int],
     ) -> None:
         self.settings = settings
+        self.max_messages = settings.max_messages
+        self.max_bytes = settings.max_bytes or _NO_LIMIT
+        self.max_in_flight = settings.max_in_flight
+        self.ttl_ns = settings.message_ttl_ns
         self.now_ns = now_ns
         self.backend_nbytes = 0
         self.give_up = give_up
         self.count_in_flight = count_in_flight
         self.left = LeftOut()
-
-    def drop_expired(self, segment: Segment) -> Segment | None:
-        """Give up the messages that are older than they may become; return the others."""
-        ttl_ns = self.settings.message_ttl_ns
-        if not ttl_ns:
-            return segment
-        return self.drop_older(segment, self.now_ns() - ttl_ns, "expired")
 
     def drop_older(self, segment: Segment, before_ns: int, reason: str) -> Segment | None:
         """Give up the messages that were not published after a time; return the others."""

@@ -7,10 +7,10 @@ dropped, and why, is decided in `GovernedChannel.give_up` and `GovernedTopic.giv
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeGuard
 
 from trionsq.core.batch import Segment
-from trionsq.core.bounded import BoundedChannelStore, BoundedStore, QueueFull
+from trionsq.core.bounded import BoundedChannelStore, BoundedStore, QueueFull, WeighedQueue
 from trionsq.core.bounds import Bounds, weight
 from trionsq.core.channel import PUT_BUSY, ChannelState
 from trionsq.core.keys import PublishKey
@@ -22,7 +22,14 @@ from trionsq.core.subscription import Subscription
 from trionsq.core.topic import TopicState
 from trionsq.wire.bodies import Bodies
 
-__all__ = ["GovernedChannel", "GovernedTopic", "govern_channel", "govern_topic", "refuses"]
+__all__ = [
+    "GovernedChannel",
+    "GovernedTopic",
+    "govern_channel",
+    "govern_topic",
+    "is_governed",
+    "refuses",
+]
 
 # Messages dropped in one call beside those that came: about a millisecond.
 _MAX_DROP: Final = 2_000
@@ -61,9 +68,14 @@ class GovernedChannel(ChannelState):
                     super().put(first, now_s, now_ns)
                 self._leave(rest, why)
                 return PUT_BUSY
-        cost = super().put(segment, now_s, now_ns)
+        count = segment.last - segment.first
+        cost = ChannelState.put(self, segment, now_s, now_ns)
         if when_full == DROP_OLDEST:
-            self.trim(now_s, segment.count)
+            bounds, memory = store.bounds, store.memory
+            assert bounds is not None
+            assert isinstance(memory, WeighedQueue)
+            if bounds.max_messages or memory.nbytes + bounds.backend_nbytes > bounds.max_bytes:
+                self.trim(now_s, count)
         return cost
 
     def _leave(self, segment: Segment, reason: str) -> None:
@@ -146,13 +158,13 @@ class GovernedChannel(ChannelState):
     # Deliveries
 
     def offer_credit(self, subscription: Subscription, now_s: float) -> None:
-        super().offer_credit(subscription, now_s)
+        ChannelState.offer_credit(self, subscription, now_s)
         if self.settings.max_in_flight and self.waiting:
             # What this client gave back may be what another one waits for.
             self.dispatch(now_s)
 
     def dispatch(self, now_s: float) -> int:
-        cost = super().dispatch(now_s)
+        cost = ChannelState.dispatch(self, now_s)
         if self._is_over:
             self.trim(now_s)
         return cost
@@ -218,15 +230,17 @@ class GovernedTopic(TopicState):
     def publish(
         self, bodies: Bodies, now_ns: int, defer_ms: int = 0, key: PublishKey | None = None
     ) -> Round | None:
+        settings = self.settings
+        if not self.refusing and (settings is None or self.can_pump):
+            # What passes through is no backlog.
+            return TopicState.publish(self, bodies, now_ns, defer_ms, key)
         for channel in self.refusing.values():
             # What the topic has, the channel is to get as well.
             waiting = self.depth
             why = channel.full_reason(bodies.count + waiting, bodies.nbytes + self.store.nbytes)
             if why:
                 raise QueueFull(f"channel {self.name}:{channel.name} is full: {why}")
-        settings = self.settings
         if settings is None or self.can_pump:
-            # What passes through is no backlog.
             return super().publish(bodies, now_ns, defer_ms, key)
         if settings.when_full != DROP_OLDEST:
             why = self.store.full_for(bodies.count, bodies.nbytes)
@@ -307,6 +321,11 @@ def _oldest_allowed(settings: AppliedSettings, wall_ns: int) -> tuple[int, str]:
     if settings.max_age_ns and settings.when_full == DROP_OLDEST:
         limits.append((wall_ns - settings.max_age_ns, "max_age"))
     return max(limits, default=(0, ""))
+
+
+def is_governed(one: TopicState | ChannelState) -> TypeGuard[GovernedTopic | GovernedChannel]:
+    """Return whether a policy applies to a topic or channel."""
+    return isinstance(one, GovernedTopic | GovernedChannel)
 
 
 def _set_class(one: object, class_: type) -> None:

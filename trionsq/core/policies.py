@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final, TypeAlias
 
 from trionsq import durations
@@ -40,6 +41,8 @@ _MAX_INT: Final = 2**62
 _MAX_PRIORITY: Final = 1_000_000
 _MAX_ATTEMPTS: Final = 65_535
 _MAX_DELAYS: Final = 100
+# Of patterns, kept compiled: each change makes a new set of all policies.
+_MAX_EXPRESSIONS: Final = 10_000
 _PATTERN: Final = re.compile(rf"[.a-zA-Z0-9_*?#-]{{1,{MAX_NAME_BYTES}}}")
 _NAME: Final = re.compile(r"[.a-zA-Z0-9_-]{1,64}")
 _TOPIC: Final = "{topic}"
@@ -243,27 +246,49 @@ def parse_policies(text: str) -> list[Policy]:
     return [parse_policy(name, table) for name, table in tables.items()]
 
 
+class _Affixes:
+    """Places by a text that names begin or end with."""
+
+    def __init__(self, *, at_end: bool) -> None:
+        self._places: dict[str, list[int]] = {}
+        self._lengths: set[int] = set()
+        self._at_end = at_end
+
+    def add(self, place: int, text: str) -> None:
+        self._places.setdefault(text, []).append(place)
+        self._lengths.add(len(text))
+
+    def places(self, name: str) -> Iterator[int]:
+        for length in self._lengths:
+            if length <= len(name):
+                text = name[len(name) - length :] if self._at_end else name[:length]
+                yield from self._places.get(text, ())
+
+
 class _Patterns:
-    """Policies by a pattern of theirs; a name is compared only with those whose begin fits."""
+    """Patterns of policies. A name is compared only with those that have more than one wildcard."""
 
     def __init__(self) -> None:
-        # The place of each policy, with the expression of its pattern, by what is before the first
-        # wildcard of that.
-        self._by_prefix: dict[str, list[tuple[int, re.Pattern[str]]]] = {}
-        self._lengths: set[int] = set()
+        self._exact: dict[str, list[int]] = {}
+        self._begins = _Affixes(at_end=False)
+        self._ends = _Affixes(at_end=True)
+        self._others: list[tuple[int, re.Pattern[str]]] = []
 
     def add(self, place: int, pattern: str) -> None:
-        prefix = re.split(r"[*?]", pattern, maxsplit=1)[0]
-        self._by_prefix.setdefault(prefix, []).append((place, _expression(pattern)))
-        self._lengths.add(len(prefix))
+        wildcards = pattern.count("*") + pattern.count("?")
+        if not wildcards:
+            self._exact.setdefault(pattern, []).append(place)
+        elif wildcards == 1 and pattern.endswith("*"):
+            self._begins.add(place, pattern[:-1])
+        elif wildcards == 1 and pattern.startswith("*"):
+            self._ends.add(place, pattern[1:])
+        else:
+            self._others.append((place, _expression(pattern)))
 
     def places(self, name: str) -> list[int]:
         """Return the places of those whose pattern fits a name, in no order."""
-        found: list[int] = []
-        for length in self._lengths:
-            for place, expression in self._by_prefix.get(name[:length], ()):
-                if expression.fullmatch(name) is not None:
-                    found.append(place)
+        found = [*self._exact.get(name, ()), *self._begins.places(name), *self._ends.places(name)]
+        found += [place for place, expression in self._others if expression.fullmatch(name)]
         return found
 
 
@@ -326,6 +351,7 @@ class PolicySet:
         return settings
 
 
+@lru_cache(_MAX_EXPRESSIONS)
 def _expression(pattern: str) -> re.Pattern[str]:
     wildcards = {"*": ".*", "?": "."}
     return re.compile("".join(wildcards.get(one) or re.escape(one) for one in pattern))

@@ -155,7 +155,7 @@ class MessageQueue:
     def __init__(self, queue: MessageQueue | None = None) -> None:
         """``queue``: its messages are taken over."""
         self._segments: deque[Segment] = deque() if queue is None else queue._segments
-        self.depth = 0 if queue is None else queue.depth
+        self.depth: int = 0 if queue is None else queue.depth
 
     def __repr__(self) -> str:
         return f"<MessageQueue depth={self.depth} segments={len(self._segments)}>"

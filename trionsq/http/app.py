@@ -17,6 +17,7 @@ from trionsq.core.keys import KeyReused, PublishKey, digest_steps
 from trionsq.http.admin import Administration, Configuration
 from trionsq.http.dead_letters import DeadLetterOffice
 from trionsq.http.debug import Debugging
+from trionsq.http.drain import Draining
 from trionsq.http.logread import LogReading
 from trionsq.http.metrics import metrics_page
 from trionsq.http.peek import Peeking
@@ -70,8 +71,8 @@ def _endpoints(broker: Broker, gate: Gate) -> Iterable[Endpoint]:
     statistics, publishing = Statistics(broker), Publishing(broker)
     admin, configuration = Administration(broker), Configuration(broker)
     peeking, settings = Peeking(broker, admin), Settings(broker, admin)
-    seeking, policies = Seeking(admin), PolicyEndpoints(broker, admin)
-    letters = DeadLetterOffice(broker, admin)
+    seeking, draining = Seeking(admin), Draining(broker)
+    policies, letters = PolicyEndpoints(broker, admin), DeadLetterOffice(broker, admin)
     return [
         ("GET", "/ping", statistics.ping),
         ("GET", "/info", statistics.info),
@@ -111,6 +112,8 @@ def _endpoints(broker: Broker, gate: Gate) -> Iterable[Endpoint]:
         ("GET", "/policy/<name>", policies.get),
         ("PUT", "/policy/<name>", policies.put),
         ("DELETE", "/policy/<name>", policies.delete),
+        ("GET", "/config/drain", draining.get),
+        ("PUT", "/config/drain", draining.put),
         ("GET", "/config/<opt>", configuration.get),
         ("PUT", "/config/<opt>", configuration.put),
         *Debugging(broker).endpoints(),

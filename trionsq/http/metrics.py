@@ -100,6 +100,10 @@ _STATE: Final = (
     counter("nsqd_log_state_commit_failures", "Transactions that failed; each is repeated."),
     gauge("nsqd_log_disk_full", "1 while no log takes messages: finishing needs the last room."),
 )
+_DISK: Final = (
+    gauge("nsqd_disk_free_bytes", "Free bytes of the data path's disk; with --min-free-disk only."),
+    gauge("nsqd_disk_low", "1 while publishes are refused because of --min-free-disk."),
+)
 _TOPIC_DROPPED: Final = counter(
     "nsqd_topic_dropped_messages", "Messages discarded on purpose, by reason."
 )
@@ -119,6 +123,7 @@ _PROCESS: Final = (
     gauge("nsqd_topics", "Topics."),
     counter("nsqd_broken_invariants", "Checks that found counters which do not add up: a defect."),
     gauge("nsqd_disk_faults", "Queues and files with a fault; 0 is healthy."),
+    gauge("nsqd_draining", "1 while nsqd refuses publishes because it is drained."),
 )
 _KEYS: Final = (
     gauge("nsqd_idempotency_keys", "Keys of idempotent publishes in memory."),
@@ -193,6 +198,7 @@ async def _gather(broker: Broker, gate: Gate) -> Sequence[MetricSet]:
         *_keys(broker.registry.keys),
         *_letters(broker),
         *_logs(broker),
+        Table(_DISK, [({}, [broker.disk_guard.free_bytes, broker.disk_guard.is_low])]),
         storages,
         logs,
         holders,
@@ -354,6 +360,7 @@ def _process(broker: Broker, queued_output_bytes: int) -> list[MetricSet]:
         len(broker.topics),
         broker.checks.broken_count,
         len(broker.folder.faults),
+        broker.drain.is_on,
     ]
     peers = broker.lookups.peers.values()
     servers = broker.auth_servers
