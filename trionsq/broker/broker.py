@@ -29,7 +29,7 @@ from trionsq.broker.metadata import MetadataKeeper
 from trionsq.broker.options import NsqdOptions
 from trionsq.broker.policies import Policies
 from trionsq.broker.registry import TopicRegistry
-from trionsq.broker.runtime import Clock, ListeningPorts, LiveOptions
+from trionsq.broker.runtime import Clock, ListeningPorts, LiveOptions, command_limits
 from trionsq.broker.saving import retry_until_saved, save_all
 from trionsq.broker.statsd import Statsd
 from trionsq.broker.timers import (
@@ -41,7 +41,7 @@ from trionsq.broker.timers import (
 from trionsq.broker.topic import Topic
 from trionsq.daemon.looplag import LOOP_LAG_BOUNDS_S, watch_loop_lag
 from trionsq.disk import Disk
-from trionsq.durations import MILLISECOND_NS, SECOND_NS
+from trionsq.durations import SECOND_NS
 from trionsq.histogram import Histogram
 from trionsq.storage.folder import Background, DataFolder
 from trionsq.storage.letters import DeadLetterStore, SqliteLetters
@@ -50,7 +50,6 @@ from trionsq.storage.log.state import SqliteState
 from trionsq.storage.metadata import IdReserve, TopicRecord, load_metadata
 from trionsq.transports.transport import Transport
 from trionsq.wire.errors import DRAINING
-from trionsq.wire.lines import CommandLimits
 
 __all__ = ["Broker", "data_folder"]
 
@@ -146,9 +145,8 @@ class Broker:
             self._topics_changed,
         )
         self.dead_letters = DeadLetters(
-            folder, self.clock, self.topics, self.registry.topic, self._node_name, open_letters
+            folder, self.clock, self.registry, self.live_options, self.ports, open_letters
         )
-        self.registry.channel_made = self.dead_letters.serve_channel
         self.context = self._client_context()
         self._metadata = MetadataKeeper(folder, self.registry, self.logs, self.clock.now_ns)
         self._tasks: trio.Nursery | None = None
@@ -172,7 +170,7 @@ class Broker:
             handlers = AuthCommands(handlers, self.auth_servers, self.clock).handlers
         return ClientContext(
             features=features,
-            limits=_limits(options),
+            limits=command_limits(options),
             tls_required=options.tls_required != "false",
             requeue_on_disconnect=options.requeue_on_disconnect,
             clock=self.clock,
@@ -376,9 +374,6 @@ class Broker:
         """See `TopicRegistry.delete_topic`."""
         return self.registry.delete_topic(name)
 
-    def _node_name(self) -> str:
-        return f"{self.options.broadcast_address}:{self.ports.tcp}"
-
     def _topics_changed(
         self, topic: str, channel: str = "", *, is_ephemeral: bool, gone: bool = False
     ) -> None:
@@ -402,13 +397,4 @@ def data_folder(options: NsqdOptions, disk: Disk, background: Background) -> Dat
         max_file_bytes=options.max_bytes_per_file,
         max_body_bytes=options.max_msg_size,
         sync_every=options.sync_every,
-    )
-
-
-def _limits(options: NsqdOptions) -> CommandLimits:
-    return CommandLimits(
-        max_msg_size=options.max_msg_size,
-        max_body_size=options.max_body_size,
-        max_rdy_count=options.max_rdy_count,
-        max_req_timeout_ms=options.max_req_timeout_ns // MILLISECOND_NS,
     )

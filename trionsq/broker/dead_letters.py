@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
 import trio
 
 from trionsq.broker.channel import Channel
-from trionsq.broker.letterbox import Letterbox
+from trionsq.broker.letterbox import Letterbox, batch_of
+from trionsq.broker.registry import TopicRegistry
 from trionsq.broker.replays import Replays
-from trionsq.broker.runtime import Clock
-from trionsq.broker.topic import PublishRefused, Topic, until_safe
-from trionsq.core.batch import ListColumn, MessageBatch
+from trionsq.broker.runtime import Clock, ListeningPorts, LiveOptions
+from trionsq.broker.topic import PublishRefused, until_safe
 from trionsq.core.given_up import GivenUp, GivenUpMessage
 from trionsq.core.subscription import Delivery
 from trionsq.disk import Disk
@@ -32,9 +32,7 @@ from trionsq.storage.letters import (
     LetterFilter,
     LetterTally,
     SqliteLetters,
-    StoredLetter,
 )
-from trionsq.wire.bodies import ListBodies
 from trionsq.wire.names import is_valid_name
 
 __all__ = ["ALL_LETTERS", "MAX_LETTER_BYTES", "DeadLetters"]
@@ -69,20 +67,23 @@ class DeadLetters:
         self,
         folder: DataFolder,
         clock: Clock,
-        topics: Mapping[str, Topic],
-        make_topic: Callable[[str], Topic],
-        node: Callable[[], str],
+        registry: TopicRegistry,
+        options: LiveOptions,
+        ports: ListeningPorts,
         open_store: Callable[[Disk], DeadLetterStore] = SqliteLetters,
         max_bytes: int = MAX_LETTER_BYTES,
     ) -> None:
-        """``node`` names this nsqd; ``max_bytes`` is for the bodies of all letters."""
+        """``ports`` are where clients connect; ``max_bytes`` is for the bodies of all letters."""
+        topics = registry.topics
         self._box = Letterbox(folder, clock, open_store)
         self.replays = Replays(self._box, topics, clock, self._note_change)
         self._folder = folder
         self._clock = clock
         self._topics = topics
-        self._make_topic = make_topic
-        self._node = node
+        self._registry = registry
+        self._options = options
+        self._ports = ports
+        registry.channel_made = self.serve_channel
         self._max_bytes = max_bytes
         self._targets: set[str] = set()
         # Channels that have given something up, in order.
@@ -242,7 +243,8 @@ class DeadLetters:
         ids_of = channel.topic.core.ids
         if dead_topic:
             self._add_target(dead_topic)
-            ids_of = (self._topics.get(dead_topic) or self._make_topic(dead_topic)).core.ids
+            ids_of = self._registry.topic(dead_topic).core.ids
+        node = f"{self._options.current.broadcast_address}:{self._ports.tcp}"
         ids = ids_of.next_ids(len(messages), now_ns).slice(0, len(messages))
         return [
             DeadLetter(
@@ -250,7 +252,7 @@ class DeadLetters:
                 dead_topic=dead_topic,
                 topic=channel.topic.name,
                 channel=channel.name,
-                node=self._node(),
+                node=node,
                 message=one.id.decode(errors="replace"),
                 reason=one.reason,
                 attempts=one.delivery.attempts,
@@ -305,7 +307,7 @@ class DeadLetters:
                 return
             await topic.wait_for_room(len(letters))
             try:
-                pending = topic.publish_batch(_batch_of(letters))
+                pending = topic.publish_batch(batch_of(letters))
                 if pending is not None:
                     await until_safe(pending)
             except PublishRefused as refused:
@@ -375,19 +377,6 @@ class DeadLetters:
         self._box.counts["discarded"] += count
         await self._note_change()
         return count
-
-
-def _batch_of(letters: Sequence[StoredLetter]) -> MessageBatch:
-    """Return the letters as messages, with the times at which their bodies were published."""
-    stored = [one.letter for one in letters]
-    stamps = [one.first_ns.to_bytes(8, signed=True) for one in stored]
-    return MessageBatch(
-        ListBodies([one.body for one in stored]),
-        ListColumn([one.id.encode() for one in stored]),
-        stored[0].first_ns,
-        0,
-        ListColumn(stamps),
-    )
 
 
 def _remove(wanted: LetterFilter, store: DeadLetterStore) -> int:

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
 import trio
 
 from trionsq.broker.runtime import Clock
+from trionsq.core.batch import ListColumn, MessageBatch
 from trionsq.disk import Disk
 from trionsq.storage.folder import DataFolder, error_text
-from trionsq.storage.letters import LETTERS_FILE, DeadLetterStore, LetterError, LetterTally
+from trionsq.storage.letters import (
+    LETTERS_FILE,
+    DeadLetterStore,
+    LetterError,
+    LetterTally,
+    StoredLetter,
+)
+from trionsq.wire.bodies import ListBodies
 
-__all__ = ["Letterbox"]
+__all__ = ["Letterbox", "batch_of"]
 
 log = logging.getLogger("trionsq")
 
@@ -141,3 +149,16 @@ class Letterbox:
         if self._store is not None:
             await self._folder.background.wait_idle()
             self._store.close()
+
+
+def batch_of(letters: Sequence[StoredLetter]) -> MessageBatch:
+    """Return the letters as messages, with the times at which their bodies were published."""
+    stored = [one.letter for one in letters]
+    stamps = [one.first_ns.to_bytes(8, signed=True) for one in stored]
+    return MessageBatch(
+        ListBodies([one.body for one in stored]),
+        ListColumn([one.id.encode() for one in stored]),
+        stored[0].first_ns,
+        0,
+        ListColumn(stamps),
+    )
