@@ -103,6 +103,9 @@ OUR_OWN = [
     ("retain-bytes", "retain_bytes"),
     ("idempotency-window", "idempotency_window"),
     ("idempotency-max-keys", "idempotency_max_keys"),
+    ("policy-file", "policy_file"),
+    ("min-free-disk", "min_free_disk"),
+    ("max-memory", "max_memory"),
     ("debug-from", "debug_from"),
 ]
 
@@ -190,6 +193,8 @@ def test_the_defaults_start() -> None:
         ({"retain_bytes": -1}, "--retain-bytes must be >= 0"),
         ({"idempotency_window_ns": -1}, "--idempotency-window must be >= 0"),
         ({"idempotency_max_keys": -1}, "--idempotency-max-keys must be >= 0"),
+        ({"min_free_disk": -1}, "--min-free-disk must be >= 0"),
+        ({"max_memory": -1}, "--max-memory must be >= 0"),
         (
             {"statsd_address": "127.0.0.1:8125", "statsd_interval_ns": 10**9},
             "--statsd-interval must be > 1s",

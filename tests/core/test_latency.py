@@ -183,6 +183,7 @@ def test_a_channel_records_what_is_finished() -> None:
     now_ns = WALL_NS + 1000
     channel = ChannelState("c", 100, MemoryBackend(), Random(1))
     channel.latencies = Latencies(WINDOW_S, lambda: now_ns, 0.0)
+    channel.note_finished = channel.latencies.record_finished
     consumer = Subscription(lambda delivery: True)
     channel.add_subscription(consumer)
     channel.set_ready(consumer, 10, 0.0)

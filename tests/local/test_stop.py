@@ -7,6 +7,7 @@ import re
 import resource
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPConnection
@@ -17,9 +18,11 @@ from typing import ClassVar
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
 from tests.broker.support import Gate
 from tests.processes import nsqd_command, split_address
+from trionsq.broker.drain import Drain, DrainPhase
 from trionsq.broker.options import NsqdOptions, validated
 from trionsq.daemon.signals import ECHO_S
 from trionsq.local import nsqd_daemon
@@ -143,6 +146,77 @@ def test_a_signal_ends_it_with_everything_on_disk(number: int, tmp_path: Path) -
         assert nsqd.depths() == {"t": 0, "t:c": 30, "u": 20}
         assert b'"paused":true' in nsqd.ask("GET", "/stats?format=json")[1]
         assert nsqd.end(signal.SIGTERM) == 0
+
+
+def state_of_drain(nsqd: Nsqd) -> str:
+    """As /config/drain has it."""
+    return str(json.loads(nsqd.ask("GET", "/config/drain")[1])["state"])
+
+
+@pytest.mark.parametrize("storage", ["default", "log"])
+def test_sigterm_drains_if_asked_to(storage: str, tmp_path: Path) -> None:
+    """It serves on until nothing is left, or its limit; exit 0, and what is left is on disk."""
+    flags = ("--sigterm=drain", f"--storage={storage}")
+    with running(tmp_path, *flags, "--drain-timeout=500ms") as nsqd:
+        assert mpub(nsqd, "t", 5) == (200, b"OK")
+        assert nsqd.end(signal.SIGTERM) == 0
+    assert any("5 messages stay" in line for line in nsqd.log)
+    with running(tmp_path, *flags) as nsqd:
+        assert state_of_drain(nsqd) == "off"
+        nsqd.process.send_signal(signal.SIGTERM)
+        while state_of_drain(nsqd) != "draining":
+            pass
+        assert mpub(nsqd, "t", 1) == (503, b'{"message":"DRAINING"}')
+        assert nsqd.depths() == {"t": 5}
+        assert nsqd.ask("POST", "/topic/empty?topic=t")[0] == 200
+        assert nsqd.end() == 0
+    assert any("NSQ: drained in " in line for line in nsqd.log)
+
+
+def test_a_second_sigterm_ends_a_drain_in_order(tmp_path: Path) -> None:
+    """With everything on disk and exit 0; so does SIGINT."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with running(tmp_path, "--sigterm=drain", "--drain-timeout=0") as nsqd:
+            mpub(nsqd, "t", 5)
+            nsqd.process.send_signal(signal.SIGTERM)
+            while state_of_drain(nsqd) != "draining":
+                pass
+            time.sleep(2 * ECHO_S)
+            assert nsqd.end(number) == 0
+            assert not any("drained" in line for line in nsqd.log)
+    with running(tmp_path) as nsqd:
+        assert nsqd.depths() == {"t": 10}
+
+
+async def test_what_sigterm_does_during_a_drain(autojump_clock: MockClock) -> None:
+    """An echo does nothing; a later one stops nsqd, unless the drain was cancelled meanwhile."""
+    drain = Drain({}, 0)
+    sigterm = nsqd_daemon._Sigterm()
+    assert sigterm.stops(signal.SIGTERM)
+    sigterm.drain = drain
+    assert sigterm.stops(signal.SIGINT)
+    for _ in range(2):
+        assert not sigterm.stops(signal.SIGTERM)
+        assert drain.phase is DrainPhase.DRAINING
+        assert not sigterm.stops(signal.SIGTERM)
+        await trio.sleep(ECHO_S)
+        assert sigterm.stops(signal.SIGTERM)
+        drain.cancel()
+    await trio.sleep(1)
+    drain.begin(exits=False)
+    assert not sigterm.stops(signal.SIGTERM)
+    assert drain.exits
+    drain.cancel()
+    drain.begin(exits=False)
+    drain.phase = DrainPhase.EMPTY
+    assert sigterm.stops(signal.SIGTERM)
+
+
+def test_a_drain_by_http_ends_the_process(tmp_path: Path) -> None:
+    """As SIGTERM does, and without --sigterm."""
+    with running(tmp_path) as nsqd:
+        assert nsqd.ask("PUT", "/config/drain", b"true")[0] == 200
+        assert nsqd.end() == 0
 
 
 def test_a_full_disk_at_the_stop(tmp_path: Path) -> None:

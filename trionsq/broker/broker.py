@@ -17,15 +17,19 @@ from trionsq.broker.checks import Checks
 from trionsq.broker.chores import Chore, Chores
 from trionsq.broker.client import Client, ClientContext
 from trionsq.broker.commands import Commands
+from trionsq.broker.dead_letters import DeadLetters
 from trionsq.broker.defects import Defects
+from trionsq.broker.disk_guard import DiskGuard
+from trionsq.broker.drain import Drain
 from trionsq.broker.heartbeats import TimingWheel
 from trionsq.broker.identify import IdentifyCommand, server_features, server_tls
 from trionsq.broker.logs import LogTopics
 from trionsq.broker.lookup import Lookups
 from trionsq.broker.metadata import MetadataKeeper
 from trionsq.broker.options import NsqdOptions
+from trionsq.broker.policies import Policies
 from trionsq.broker.registry import TopicRegistry
-from trionsq.broker.runtime import Clock, ListeningPorts, LiveOptions
+from trionsq.broker.runtime import Clock, ListeningPorts, LiveOptions, command_limits
 from trionsq.broker.saving import retry_until_saved, save_all
 from trionsq.broker.statsd import Statsd
 from trionsq.broker.timers import (
@@ -37,16 +41,17 @@ from trionsq.broker.timers import (
 from trionsq.broker.topic import Topic
 from trionsq.daemon.looplag import LOOP_LAG_BOUNDS_S, watch_loop_lag
 from trionsq.disk import Disk
-from trionsq.durations import MILLISECOND_NS, SECOND_NS
+from trionsq.durations import SECOND_NS
 from trionsq.histogram import Histogram
 from trionsq.storage.folder import Background, DataFolder
+from trionsq.storage.letters import DeadLetterStore, SqliteLetters
 from trionsq.storage.log.rows import State
 from trionsq.storage.log.state import SqliteState
 from trionsq.storage.metadata import IdReserve, TopicRecord, load_metadata
 from trionsq.transports.poller import Poller
 from trionsq.transports.transport import Transport
 from trionsq.transports.turn import Turn
-from trionsq.wire.lines import CommandLimits
+from trionsq.wire.errors import DRAINING
 
 __all__ = ["Broker", "data_folder"]
 
@@ -70,6 +75,8 @@ class Broker:
         context: what the connections use of it.
         admission: how many connections are open, are allowed, and were refused.
         logs: the topics that have a log.
+        dead_letters: what channels gave up.
+        policies: what holds for topics and channels by the pattern of their names.
         lookups: the nsqlookupds that it is registered at.
         auth_servers: decide who may do what; None if everybody may do all.
         statsd: pushes metrics, if --statsd-address is given.
@@ -79,6 +86,8 @@ class Broker:
         chores: work that takes more than one turn of the event loop.
         checks: whether the counters of each queue add up.
         loop_lag_s: how late the event loop is, in seconds.
+        drain: refuses publishes and waits until nothing is left.
+        disk_guard: refuses publishes while the disk is nearly full.
         unsaved: after `run`, what could not be saved: a line for each topic or channel.
     """
 
@@ -89,10 +98,11 @@ class Broker:
         clock: Clock | None = None,
         random: Random | None = None,
         open_state: Callable[[Disk], State] = SqliteState,
+        open_letters: Callable[[Disk], DeadLetterStore] = SqliteLetters,
     ) -> None:
         """Make a broker that listens nowhere by itself.
 
-        ``open_state`` opens the state of the logs.
+        ``open_state`` opens the state of the logs, ``open_letters`` the dead letters.
 
         Raises:
             TlsConfigError: the certificate's files can't be used.
@@ -112,6 +122,8 @@ class Broker:
         self.loop_lag_s = Histogram(LOOP_LAG_BOUNDS_S)
         self.unsaved: list[str] = []
         self.chores = Chores(self.defects)
+        self.drain = Drain(self.topics, options.drain_timeout_ns)
+        self.disk_guard = DiskGuard(folder, self.topics, self.drain, options.min_free_disk)
         self.checks = Checks(self.topics, self.clients)
         self.lookups = Lookups(self.live_options, self.ports, self.topics, self.defects)
         self.statsd = Statsd(self, self.defects)
@@ -119,6 +131,9 @@ class Broker:
         self.auth_servers = AuthServers(options, random) if options.auth_http_address else None
         self.logs = LogTopics(folder, options, self.topics, self.clock, open_state)
         self._turn = Turn()
+        self.policies = Policies(
+            folder, self.topics, self.clock, self.chores, self.defects, options.policy_file
+        )
         self.registry = TopicRegistry(
             self.topics,
             options,
@@ -129,8 +144,12 @@ class Broker:
             self.defects,
             self.lookups,
             self.logs,
+            self.policies,
             self._topics_changed,
             self._turn,
+        )
+        self.dead_letters = DeadLetters(
+            folder, self.clock, self.registry, self.live_options, self.ports, open_letters
         )
         self.context = self._client_context()
         self._metadata = MetadataKeeper(folder, self.registry, self.logs, self.clock.now_ns)
@@ -155,12 +174,13 @@ class Broker:
             handlers = AuthCommands(handlers, self.auth_servers, self.clock).handlers
         return ClientContext(
             features=features,
-            limits=_limits(options),
+            limits=command_limits(options),
             tls_required=options.tls_required != "false",
             requeue_on_disconnect=options.requeue_on_disconnect,
             clock=self.clock,
             defects=self.defects,
             admission=self.admission,
+            drain=self.drain,
             clients=self.clients,
             heartbeat_checks=TimingWheel(),
             handlers=handlers,
@@ -186,6 +206,7 @@ class Broker:
             MetadataError: the data path has metadata that can't be understood.
         """
         records = load_metadata(self.folder.disk)
+        self.policies.load()
         self.registry.ids_after_ns = IdReserve(self.folder.disk).load()
         saved = False
         try:
@@ -236,6 +257,8 @@ class Broker:
         timers: list[tuple[str, str, Callable[[], Awaitable[None]]]] = [
             ("chore", "long work, in turns", self.chores.run),
             ("check", "checks", self.checks.run),
+            ("drain", "drain", self.drain.run),
+            ("disk_guard", "disk guard", self.disk_guard.run),
             ("scan", "queue scan", scan),
             ("heartbeat", "heartbeats", heartbeats),
             ("disk_sync", "disk syncs", partial(run_disk_syncs, folder, sync_s)),
@@ -245,6 +268,8 @@ class Broker:
             ("id_reserve", "message id reserve", self._metadata.run_id_reserve),
             ("lookup", "nsqlookupds", self.lookups.run),
             ("poller", "input of the clients", self.context.poller.run),
+            *(("dead_letter", name, run) for name, run in self.dead_letters.tasks()),
+            ("policy", "policies", self.policies.run),
             ("loop_lag", "event loop lag", partial(watch_loop_lag, self.loop_lag_s)),
         ]
         if options.statsd_address:
@@ -268,6 +293,7 @@ class Broker:
                 self.topics.values(), self.folder, self.clock.set_back_ns()
             )
             self.unsaved += await self.logs.close()
+            await self.dead_letters.close()
         with trio.move_on_after(_SAVE_IDS_S):
             await self._metadata.save_ids()
 
@@ -296,8 +322,9 @@ class Broker:
             return "exiting"
         if self._tasks is None or self.registry.is_loading:
             return "loading"
-        fault = self.folder.fault
-        return None if fault is None else f"disk: {fault}"
+        if (fault := self.folder.fault) is not None:
+            return f"disk: {fault}"
+        return self.disk_guard.reason or (DRAINING if self.drain.is_on else None)
 
     @property
     def health(self) -> str:
@@ -356,8 +383,13 @@ class Broker:
         self, topic: str, channel: str = "", *, is_ephemeral: bool, gone: bool = False
     ) -> None:
         """See `ChangeListener`."""
+        if not channel and not gone:
+            self.drain.add_topic(self.topics[topic])
+            self.disk_guard.add_topic(self.topics[topic])
         if not is_ephemeral and not self.registry.is_loading:
             self._metadata.changed()
+        if gone and not channel:
+            self.dead_letters.topic_gone(topic)
         if not self.exiting:
             self.lookups.announce(topic, channel, gone)
 
@@ -370,13 +402,4 @@ def data_folder(options: NsqdOptions, disk: Disk, background: Background) -> Dat
         max_file_bytes=options.max_bytes_per_file,
         max_body_bytes=options.max_msg_size,
         sync_every=options.sync_every,
-    )
-
-
-def _limits(options: NsqdOptions) -> CommandLimits:
-    return CommandLimits(
-        max_msg_size=options.max_msg_size,
-        max_body_size=options.max_body_size,
-        max_rdy_count=options.max_rdy_count,
-        max_req_timeout_ms=options.max_req_timeout_ns // MILLISECOND_NS,
     )

@@ -16,6 +16,7 @@ from trionsq.broker.inbox import WakeUp
 from trionsq.broker.runtime import Clock
 from trionsq.core.channel import ChannelState
 from trionsq.core.containers import Roster
+from trionsq.core.given_up import GivenUp
 from trionsq.core.topic import TopicState
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.names import is_ephemeral
@@ -48,6 +49,7 @@ class Channel:
         clients: the subscribed clients.
         exiting: whether the channel is being deleted; no client may subscribe then.
         wake: makes the task look at the queue.
+        given_up: messages on their way to the dead letters; None if there are no dead letters.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Channel:
         self.core = core
         self.clients: Roster[Client] = Roster()
         self.exiting = False
+        self.given_up: GivenUp | None = None
         self.cancel_scope = trio.CancelScope()
         self._clock = clock
         self._chores = chores
@@ -116,6 +119,7 @@ class Channel:
                 f"exceeds limit of {max_consumers}",
             )
         self.clients.add(client)
+        client.consumer.client = f"{client.identity.client_id} {client.peer}"
         self.core.add_subscription(client.consumer)
 
     def remove_client(self, client: Client, requeue_now: bool) -> None:

@@ -19,6 +19,7 @@ from trionsq.broker.admission import Admission
 from trionsq.broker.answers import Answer, OwedAnswer, OwedAnswers, Reply
 from trionsq.broker.auth import ClientAuth
 from trionsq.broker.defects import Defects
+from trionsq.broker.drain import Drain
 from trionsq.broker.heartbeats import Finding, Heartbeats, TimingWheel
 from trionsq.broker.output import MessagePump, Output
 from trionsq.broker.runtime import Clock
@@ -40,8 +41,7 @@ log = logging.getLogger("trionsq")
 
 # 64 KiB to 1 MiB measured equal; smaller reads cost publishers a quarter of their rate.
 _READ_BYTES: Final = 128 * 1024
-# Commands run before other tasks get their turn; a run of PUBs or FINs is one. One read may bring
-# 32,000 NOPs, and compressed they cost their sender next to nothing.
+# Commands in a turn; a run of PUBs or FINs is one. One read may bring 32,000 NOPs, and more packed.
 _MAX_COMMANDS: Final = 128
 
 Handler: TypeAlias = "Callable[[Client, Any], Reply]"
@@ -67,8 +67,7 @@ class ClientContext:
         features, limits: what the protocol needs of the options.
         tls_required: clients must begin with TLS.
         requeue_on_disconnect: messages in flight are requeued when their client disconnects.
-        clock, defects, admission: of the broker.
-        clients: the open connections.
+        clock, defects, admission, drain, clients: of the broker.
         heartbeat_checks: when each connection is checked for heartbeats and stalls.
         handlers: run the commands, by the class of their event.
         poller: waits for the input of their sockets.
@@ -81,6 +80,7 @@ class ClientContext:
     clock: Clock
     defects: Defects
     admission: Admission
+    drain: Drain
     clients: dict[Client, None]
     heartbeat_checks: TimingWheel[Client]
     handlers: Mapping[type, Handler]

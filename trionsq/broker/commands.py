@@ -21,7 +21,7 @@ from trionsq.core.in_flight import MAX_LOOKUPS, MissedIds
 from trionsq.core.keys import KeyReused, KeyUnknown, PublishKey, digest_now, digest_steps
 from trionsq.wire import events, frames
 from trionsq.wire.bodies import Bodies
-from trionsq.wire.errors import ProtocolError
+from trionsq.wire.errors import DRAINING, ProtocolError
 
 __all__ = ["Commands"]
 
@@ -92,7 +92,12 @@ class Commands:
     # A new topic
 
     def _on_new_topic(self, client: Client, event: Any, handler: Callable[..., Reply]) -> Reply:
-        """Make the topic, and call the handler again with it when the command may go on."""
+        """Make the topic, and call the handler again with it when the command may go on.
+
+        A drain does not let publishers make one.
+        """
+        if client.context.drain.is_on and not isinstance(event, events.Subscribe):
+            return _refuse_new(client, event)
         topic = self._registry.topic(event.topic)
         channels_known = topic.claim_wait()
         if channels_known is None:
@@ -240,6 +245,29 @@ def _refusal(command: str, id_: bytes, why: str) -> bytes:
     return frames.error(ProtocolError(f"E_{command}_FAILED", text, fatal=False))
 
 
+def _refuse_drained(client: Client, command: str, count: int = 1) -> bytes:
+    """The replies to publishes during a drain.
+
+    The connection stays for a while: a client may have sent more, and each publish is answered.
+    """
+    client.context.drain.note_refused(client)
+    error = ProtocolError(f"E_{command}_FAILED", f"{command} failed {DRAINING}", fatal=False)
+    return frames.error(error) * count
+
+
+def _refuse_new(client: Client, event: Any) -> Reply:
+    match event:
+        case events.Publish():
+            return _refuse_drained(client, "PUB", event.bodies.count)
+        case events.PublishDeferred():
+            return _refuse_drained(client, "DPUB")
+        case events.PublishOnce():
+            return _refuse_drained(client, event.command)
+        case events.PublishManyBegins():
+            return None  # its end is refused
+    return _refuse_drained(client, "MPUB")
+
+
 async def _publish_later(
     client: Client,
     topic: Topic,
@@ -263,6 +291,8 @@ def _publish_to(
     try:
         pending = topic.publish(bodies, defer_ms)
     except PublishRefused as refused:
+        if topic.refusal == DRAINING:
+            return _refuse_drained(client, command, bodies.count if command == "PUB" else 1)
         raise ProtocolError(f"E_{command}_FAILED", f"{command} failed {refused}") from refused
     client.pub_counts[topic.name] += bodies.count
     return answer if pending is None else OwedAnswer(pending, answer, command, bodies.nbytes)
@@ -282,6 +312,8 @@ def _publish_once_to(
         epoch = event.epoch.decode()
         pending, is_repeat = topic.publish_once(key, bodies, event.delay_ms, epoch)
     except PublishRefused as refused:
+        if topic.refusal == DRAINING:
+            return _refuse_drained(client, command)
         raise ProtocolError(f"E_{command}_FAILED", f"{command} failed {refused}") from refused
     except KeyReused as error:
         text = f"{command} key stands for other messages"

@@ -27,6 +27,7 @@ PARTS: Final = (
     "chore",
     "client",
     "disk_retry",
+    "dead_letter",
     "disk_sync",
     "heartbeat",
     "id_reserve",

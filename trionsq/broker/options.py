@@ -10,7 +10,20 @@ import re
 import socket
 import zlib
 
+from trionsq.broker.admin_options import (
+    admin_access_option,
+    admin_option,
+    admin_users_file_option,
+)
 from trionsq.broker.idempotency_options import max_keys_option, window_option
+from trionsq.broker.limit_options import (
+    max_connection_burst_option,
+    max_connection_rate_option,
+    max_connections_option,
+    max_memory_option,
+    min_free_disk_option,
+    policy_file_option,
+)
 from trionsq.broker.log_options import (
     durability_option,
     retain_bytes_option,
@@ -18,6 +31,7 @@ from trionsq.broker.log_options import (
     state_interval_option,
     storage_option,
 )
+from trionsq.broker.node_options import drain_timeout_option, sigterm_option
 from trionsq.durations import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
 from trionsq.hostport import split_address
 from trionsq.options import (
@@ -42,7 +56,6 @@ from trionsq.options import (
 TLS_REQUIRED = choice("true|false|tcp-https", "true", "false", "tcp-https", boolean=True)
 TLS_MIN_VERSION = choice("version", "tls1.0", "tls1.1", "tls1.2", "tls1.3", default="tls1.0")
 AUTH_METHOD = choice("method", "get", "post")
-ADMIN_ACCESS = choice("way", "auto", "none", "password")
 
 
 class OptionsError(Exception):
@@ -279,44 +292,18 @@ class NsqdOptions(DaemonOptions):
         BOOL,
         "requeue messages in flight as soon as their client disconnects, not at their timeout",
     )
-    max_connections: int = option(
-        "max-connections", 0, INT, "maximum TCP connections; more are closed at once (0: no limit)"
-    )
-    max_connection_rate: int = option(
-        "max-connection-rate",
-        0,
-        INT,
-        "maximum TCP connections per second from one address (IPv6: one /64); more are closed at "
-        "once (0: no limit)",
-    )
-    max_connection_burst: int = option(
-        "max-connection-burst",
-        0,
-        INT,
-        "maximum TCP connections at once from one address (0: twice --max-connection-rate)",
-    )
+    max_connections: int = max_connections_option()
+    max_connection_rate: int = max_connection_rate_option()
+    max_connection_burst: int = max_connection_burst_option()
     http_allow_origin: tuple[str, ...] = allow_origin_option()
     http_allow_host: tuple[str, ...] = allow_host_option()
     max_http_connections: int = max_http_connections_option()
     log_format: str = option(
         "log-format", "classic", LOG_FORMAT, "classic (lines of text) or json (an object per line)"
     )
-    admin: bool = option(
-        "admin", False, BOOL, "serve nsqadmin's dashboard for this nsqd at /admin over HTTP"
-    )
-    admin_access: str = option(
-        "admin-access",
-        "auto",
-        ADMIN_ACCESS,
-        "access to the dashboard: auto, none or password",
-        note="auto: no sign-in if only this machine can connect, else password",
-    )
-    admin_users_file: str = option(
-        "admin-users-file",
-        "",
-        STRING,
-        "path of the users file, see nsqadmin --add-user (empty: user admin, password in the log)",
-    )
+    admin: bool = admin_option()
+    admin_access: str = admin_access_option()
+    admin_users_file: str = admin_users_file_option()
     storage: str = storage_option()
     durability: str = durability_option()
     state_interval_ns: int = state_interval_option()
@@ -324,6 +311,11 @@ class NsqdOptions(DaemonOptions):
     retain_bytes: int = retain_bytes_option()
     idempotency_window_ns: int = window_option()
     idempotency_max_keys: int = max_keys_option()
+    policy_file: str = policy_file_option()
+    min_free_disk: int = min_free_disk_option()
+    max_memory: int = max_memory_option()
+    sigterm: str = sigterm_option()
+    drain_timeout_ns: int = drain_timeout_option()
     debug_from: str = option(
         "debug-from",
         "loopback",
@@ -347,6 +339,9 @@ _NOT_NEGATIVE = frozenset(
         "retain_bytes",
         "idempotency_window_ns",
         "idempotency_max_keys",
+        "min_free_disk",
+        "max_memory",
+        "drain_timeout_ns",
     }
 )
 

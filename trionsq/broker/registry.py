@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from random import Random
 from typing import Final, Protocol
@@ -17,9 +17,11 @@ from trionsq.broker.logs import LogTopics
 from trionsq.broker.lookup import Lookups
 from trionsq.broker.moves import TopicMoves
 from trionsq.broker.options import NsqdOptions
+from trionsq.broker.policies import Policies
 from trionsq.broker.runtime import Clock
 from trionsq.broker.timers import ScanQueue, run_key_window
 from trionsq.broker.topic import Topic
+from trionsq.core.batch import Segment
 from trionsq.core.channel import ChannelState
 from trionsq.core.ids import IdSource
 from trionsq.core.keys import KeyWindow, TopicKeys
@@ -64,6 +66,7 @@ class TopicRegistry:
         is_loading: the metadata are being loaded, so `topics` is not complete yet.
         moves: of topics to logs.
         keys: of the idempotent publishes.
+        channel_made: gets each new channel.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class TopicRegistry:
         defects: Defects,
         lookups: Lookups,
         logs: LogTopics,
+        policies: Policies,
         changed: ChangeListener,
         turn: Turn,
     ) -> None:
@@ -90,6 +94,7 @@ class TopicRegistry:
             options.idempotency_max_keys,
             f"{clock.now_ns():x}",
         )
+        self.channel_made: Callable[[Channel], None] = lambda channel: None
         self._options = options
         self._folder = folder
         self._clock = clock
@@ -98,6 +103,7 @@ class TopicRegistry:
         self._defects = defects
         self._lookups = lookups
         self._logs = logs
+        self._policies = policies
         self._changed = changed
         self._turn = turn
         # Topics under deletion that still have channels, by name.
@@ -141,6 +147,7 @@ class TopicRegistry:
             TopicKeys(self.keys),
             self._turn,
         )
+        self._policies.settle_topic(core)
         log.info("TOPIC(%s): created", name)
         self._changed(name, is_ephemeral=topic.is_ephemeral)
         run = partial(topic.run, self._defects)
@@ -157,6 +164,8 @@ class TopicRegistry:
         backend: Backend | None = None
         if isinstance(topic_log, TopicLog):
             backend = self._logs.channel_backend(topic_log, name, begin_at)
+            if backend is None:
+                backend = DiscardingBackend(partial(_is_for, topic_log, name))
         backend = backend or self._backend(name, f"{topic.name}:{name}")
         core = ChannelState(name, self._memory_limit(name), backend, self._random)
         core.failed = partial(self._defects.note, "channel", f"CHANNEL({topic.name}:{name})")
@@ -169,7 +178,10 @@ class TopicRegistry:
         if self._options.e2e_processing_latency_percentile:
             window_s = self._options.e2e_processing_latency_window_time_ns / SECOND_NS
             core.latencies = Latencies(window_s, self._clock.now_ns, self._clock.now_s())
+            core.note_finished = core.latencies.record_finished
+        self._policies.settle_channel(topic.core, core)
         channel = Channel(topic, core, self._clock, self._chores)
+        self.channel_made(channel)
         log.info("TOPIC(%s): new channel(%s)", topic.name, name)
         self._changed(topic.name, name, is_ephemeral=topic.is_ephemeral or channel.is_ephemeral)
         self._tasks.start_soon(channel.run, self._defects, name=f"channel {topic.name}:{name}")
@@ -300,3 +312,8 @@ class TopicRegistry:
             yield topic.core
             for channel in topic.channels.values():
                 yield channel.core
+
+
+def _is_for(topic_log: TopicLog, channel: str, segment: Segment) -> bool:
+    sequences = segment.batch.sequences
+    return sequences is None or topic_log.is_for(sequences[segment.first], channel)

@@ -26,6 +26,7 @@ import trio
 from trionsq import NSQ_VERSION
 from trionsq.broker.channel import Channel
 from trionsq.broker.client import Client
+from trionsq.broker.drain import Drain
 from trionsq.broker.options import NsqdOptions
 from trionsq.broker.runtime import Clock, ListeningPorts
 from trionsq.broker.stats_types import (
@@ -80,6 +81,8 @@ class StatsSource(Protocol):
     @property
     def health(self) -> str: ...
     @property
+    def drain(self) -> Drain: ...
+    @property
     def topics(self) -> Mapping[str, Topic]: ...
     @property
     def clients(self) -> Iterable[Client]: ...
@@ -103,6 +106,7 @@ class ProcessRow(NamedTuple):
     start_time: int
     memory: MemoryMetrics | None
     has_topics: bool
+    is_draining: bool = False
 
 
 class TopicRow(NamedTuple):
@@ -176,6 +180,7 @@ async def statistics(source: StatsSource, query: StatsFilter) -> AsyncGenerator[
         source.started_s,
         memory_metrics() if query.memory else None,
         is_known,
+        source.drain.is_on,
     )
     if not is_known:
         return
@@ -206,8 +211,8 @@ async def _topic_rows(
         {
             "topic_name": topic.name,
             "channels": [],
-            "depth": core.depth,
-            "backend_depth": core.store.backend.on_disk,
+            "depth": core.depth + topic.letters,
+            "backend_depth": core.store.backend.on_disk + topic.letters,
             "message_count": core.message_count,
             "message_bytes": core.message_bytes,
             "paused": core.paused,

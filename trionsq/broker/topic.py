@@ -15,6 +15,7 @@ from trionsq.broker.defects import Defects
 from trionsq.broker.frozen import FrozenQueue
 from trionsq.broker.runtime import Clock
 from trionsq.broker.topic_mover import TopicMover
+from trionsq.core.batch import MessageBatch
 from trionsq.core.keys import KeyUnknown, PublishKey, TopicKeys
 from trionsq.core.queue import BackendBusy, BackendError
 from trionsq.core.round import Round
@@ -59,7 +60,9 @@ class Topic:
         core: the state of the topic.
         channels: by name.
         exiting: whether the topic is being deleted; publishing fails then.
+        refusal: why publishes are refused; empty if they are not.
         keys: of its idempotent publishes.
+        letters: dead letters that wait beside its queue until it has a channel.
     """
 
     def __init__(
@@ -89,7 +92,9 @@ class Topic:
         self.core = core
         self.channels: dict[str, Channel] = {}
         self.exiting = False
+        self.refusal = ""
         self.keys = keys
+        self.letters = 0
         self.cancel_scope = trio.CancelScope()
         self._clock = clock
         self._chores = chores
@@ -174,12 +179,21 @@ class Topic:
         Returns the round that decides whether they are stored; None if they are.
 
         Raises:
-            PublishRefused: the topic is being deleted, or has no room.
+            PublishRefused: the topic is being deleted, nsqd is drained, or there is no room.
         """
+        if self.refusal:
+            raise PublishRefused(self.refusal)
+        try:
+            return self.core.publish(bodies, self._clock.now_ns(), defer_ms)
+        except BackendError as error:
+            raise PublishRefused(str(error)) from error
+
+    def publish_batch(self, batch: MessageBatch) -> Round | None:
+        """As `publish`, with ids and times that the messages have already."""
         if self.exiting:
             raise PublishRefused("exiting")
         try:
-            return self.core.publish(bodies, self._clock.now_ns(), defer_ms)
+            return self.core.publish_batch(batch)
         except BackendError as error:
             raise PublishRefused(str(error)) from error
 
@@ -205,6 +219,8 @@ class Topic:
             return known.round, True
         if not self.has_log and epoch not in ("", self.keys.epoch):
             raise KeyUnknown
+        if self.refusal:
+            raise PublishRefused(self.refusal)
         try:
             pending = self.core.publish(bodies, self._clock.now_ns(), defer_ms, key)
         except BackendError as error:
@@ -230,7 +246,7 @@ class Topic:
         to disk; and while the disk is behind.
         """
         store = self.core.store
-        if count <= store.room or self.exiting:
+        if count <= store.room or self.refusal:
             return False
         if store.backend.has_published:
             return store.backend.behind
@@ -318,6 +334,7 @@ class Topic:
     def mark_exiting(self) -> None:
         """Refuse publishes and subscriptions from now on: the task has ended."""
         self.exiting = True
+        self.refusal = "exiting"
         self._try_again()
         for channel in self.channels.values():
             channel.mark_exiting()
@@ -328,6 +345,7 @@ class Topic:
         Publishing and fan-out end at once. The chore deletes the channels.
         """
         self.exiting = True
+        self.refusal = "exiting"
         self.cancel_scope.cancel()
         emptying = self.core.empty()
         self._try_again()

@@ -187,10 +187,7 @@ class Connection:
     # Writing
 
     def put(self, data: bytes) -> None:
-        """Send commands that have no answer, without waiting: they leave once this task yields.
-
-        Without effect on a closed connection.
-        """
+        """Send commands without an answer, once this task yields; none on a closed connection."""
         if not self.is_open:
             return
         self._out.append(data)
@@ -378,7 +375,10 @@ class Connection:
         error = ProtocolError(frame.code, frame.text, frame.fatal)
         if self._replies:
             self._replies.popleft().set_error(error)
-        self._fail(error)
+        if error.is_draining:
+            self.end()  # each publish that was sent has an answer of its own
+        else:
+            self._fail(error)
 
     def _log_refused(self, frame: ErrorFrame) -> None:
         log.warning("%s: %s", self.address, frame.as_error())

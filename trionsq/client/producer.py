@@ -48,7 +48,8 @@ class Producer:
     once: their commands share one connection and do not wait for each other's answers.
 
     When a publish returns, nsqd has accepted the message. When it raises NotConnectedError or is
-    cancelled, nsqd may have accepted the message or not. The producer never retries by itself.
+    cancelled, nsqd may have accepted the message or not. The producer never retries by itself, but
+    for one case: what an nsqd refuses because it is drained goes to the next one.
 
     With ``idempotent=True`` it does: each publish has a key, and is sent again over new connections
     to the same nsqd, which stores it once. If nsqd does not come back within ``retry_s``, or has
@@ -182,13 +183,18 @@ class Producer:
         (self._ready_connection() or await self._connected()).put(commands.nop())
 
     async def _execute(self, command: bytes) -> None:
-        reply = (self._ready_connection() or await self._connected()).request(command)
-        try:
-            await reply.wait()
-        except NotConnectedError as error:
-            if self._is_stopped:
-                raise StoppedError("the producer was stopped") from error
-            raise
+        for left in range(len(self._addresses) - 1, -1, -1):
+            reply = (self._ready_connection() or await self._connected()).request(command)
+            try:
+                await reply.wait()
+                return
+            except ProtocolError as error:
+                if not error.is_draining or not left:
+                    raise
+            except NotConnectedError as error:
+                if self._is_stopped:
+                    raise StoppedError("the producer was stopped") from error
+                raise
 
     def _ready_connection(self) -> Connection | None:
         """The connection if it can send a command at once: saves the coroutine of `_connected`."""

@@ -46,7 +46,7 @@ class Repeater:
         return f"<Repeater unanswered={self.unanswered}>"
 
     async def publish(self, command: KeyedCommand) -> None:
-        """Send a command until nsqd answers.
+        """Send a command until nsqd answers; if that is drained, to the next one.
 
         Raises:
             UnknownOutcomeError: it does not answer, or does not know.
@@ -54,6 +54,17 @@ class Repeater:
             ConnectError: it was never sent.
             StoppedError: the producer was stopped.
         """
+        give_up_s = trio.current_time() + self._retry_s
+        while True:
+            try:
+                return await self._publish(command)
+            except ProtocolError as error:
+                # The producer stays with this nsqd until that has refused all that it was sent.
+                if not error.is_draining or trio.current_time() + _FIRST_PAUSE_S > give_up_s:
+                    raise
+            await trio.sleep(_FIRST_PAUSE_S)
+
+    async def _publish(self, command: KeyedCommand) -> None:
         key = b"%b-%d" % (self._prefix, next(self._numbers))
         # The command is made before anything is counted: it may be invalid.
         first = command(key, b"")

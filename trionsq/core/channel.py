@@ -26,6 +26,7 @@ from trionsq.core.containers import NEVER, Droppable, free
 from trionsq.core.dispatch import ChannelDispatch
 from trionsq.core.in_flight import MissedIds
 from trionsq.core.latency import Latencies
+from trionsq.core.policies import AppliedSettings
 from trionsq.core.queue import Backend
 from trionsq.core.recovered import ChannelStore
 from trionsq.core.subscription import Delivery, Subscription
@@ -56,6 +57,9 @@ PUT_BUSY: Final = 8
 PUT_STORED: Final = 32
 
 
+NoteFinished = Callable[[list[bytes], list[Delivery | None], float], None]
+
+
 def _raise(error: Exception) -> None:
     raise error
 
@@ -73,6 +77,9 @@ class ChannelState(ChannelDispatch):
         replayed_count: messages that the channel is to get once more, or that were published before
             it was made, because somebody asked for them; since the start.
         latencies: of the messages finished of late; None if nobody wants to know them.
+        note_finished: gets the ids of FINs, the in-flight entry of each (None: it had none) and the
+            time; None if nobody wants to know them.
+        settings: what the policies set of it, replaced when they change; None if they set nothing.
     """
 
     store: ChannelStore
@@ -85,6 +92,8 @@ class ChannelState(ChannelDispatch):
         self.finish_count = 0
         self.requeue_count = 0
         self.latencies: Latencies | None = None
+        self.note_finished: NoteFinished | None = None
+        self.settings: AppliedSettings | None = None
         self.failed: Callable[[Exception], None] = _raise
         self.store.backend_out_count = self.deferred_count
 
@@ -141,8 +150,7 @@ class ChannelState(ChannelDispatch):
         count = segment.last - segment.first
         defer_ms = segment.batch.defer_ms
         if defer_ms:
-            self._defer(segment, now_s, now_ns, defer_ms)
-            self.message_count += count
+            self.message_count += self._defer(segment, now_s, now_ns, defer_ms)
             return PUT_BUSY
         store = self.store
         in_memory = store.append(segment)
@@ -198,8 +206,8 @@ class ChannelState(ChannelDispatch):
         subscription.finish_count += count
         self.finish_count += count
         self.in_flight.count -= count
-        if self.latencies is not None:
-            self.latencies.record_finished(ids, deliveries, now_s)
+        if self.note_finished is not None:
+            self.note_finished(ids, deliveries, now_s)
         missed: MissedIds | None = None
         if count < len(ids):
             # Before the credit is used: it may bring one of these very messages again.
@@ -223,7 +231,10 @@ class ChannelState(ChannelDispatch):
         subscription.requeue_count += 1
         self.requeue_count += 1
         self.in_flight.count -= 1
-        if delay_ms:
+        give_up = self.in_flight.give_up
+        if give_up is not None and not give_up([segment], subscription, "requeued"):
+            pass
+        elif delay_ms:
             self._defer(segment, now_s, now_ns, delay_ms)
         else:
             self.store.restore(segment)
@@ -279,9 +290,10 @@ class ChannelState(ChannelDispatch):
                 break
         return cost
 
-    def _defer(self, segment: Segment, now_s: float, now_ns: int, delay_ms: int) -> None:
-        self.deferred.add_segment(segment, now_ns + delay_ms * 1_000_000)
+    def _defer(self, segment: Segment, now_s: float, now_ns: int, delay_ms: int) -> int:
+        count = self.deferred.add_segment(segment, now_ns + delay_ms * 1_000_000)
         self.scan_at(now_s + delay_ms / 1e3)
+        return count
 
     # By the operator
 

@@ -40,8 +40,11 @@ class DeferredMessages(Protocol):
     def __iter__(self) -> Iterator[tuple[int, Segment]]:
         """Yield due times and messages, the next due first. Nothing may change meanwhile."""
 
-    def add_segment(self, segment: Segment, due_ns: int) -> None:
-        """Add all messages of a segment, due at that time."""
+    def add_segment(self, segment: Segment, due_ns: int) -> int:
+        """Add all messages of a segment, due at that time; return how many.
+
+        That is 0 if they are for another channel alone.
+        """
 
     def add_stored(self, segment: Segment, due_on_clock_ns: Callable[[int], int]) -> None:
         """Add what a backend returned with its delay: one message, of a log also more."""
@@ -63,11 +66,13 @@ class DeferredMessages(Protocol):
 class Deferred:
     """Deferred messages in memory; of those with equal times the one that came first is first."""
 
-    __slots__ = ("_heap", "_order")
+    __slots__ = ("_heap", "_order", "_wanted")
 
     lost_count: Final = 0
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: Callable[[Segment], bool] | None = None) -> None:
+        """``wanted`` tells whether published messages are for this channel; None: all are."""
+        self._wanted = wanted
         self._heap: list[tuple[int, int, Segment]] = []
         self._order = count()
 
@@ -83,11 +88,13 @@ class Deferred:
         """When the next message is due; None if there is none."""
         return self._heap[0][0] if self._heap else None
 
-    def add_segment(self, segment: Segment, due_ns: int) -> None:
-        """Add all messages of a segment, due at that time."""
+    def add_segment(self, segment: Segment, due_ns: int) -> int:
+        if self._wanted is not None and not self._wanted(segment):
+            return 0
         for place, id_ in enumerate(segment.ids()):
             batch = segment.batch.extract([segment.first + place], [id_])
             self._push(due_ns, Segment(batch, 0, 1, segment.attempts))
+        return segment.count
 
     def add_stored(self, segment: Segment, due_on_clock_ns: Callable[[int], int]) -> None:
         """Add the one message of a segment that a backend returned; the batch has its due time on

@@ -44,10 +44,15 @@ class InFlight:
         timeout_count: messages that timed out since the start.
         epoch: how often the channel was emptied.
         compacts: whether deliveries may be compacted: not while somebody looks at them in turns.
+        given_up: holds messages that are on their way to the dead letters; None if none can be.
+        give_up: takes what has returned from a client, with the reason, and returns what is to be
+            queued again.
+        return_timed_out: gets the messages that have timed out, which go back to the queue.
     """
 
     __slots__ = ("_checks", "_disconnected", "_store", "_wake_at", "compacts", "count", "epoch",
-                 "subscriptions", "timeout_count")  # fmt: skip
+                 "give_up", "given_up", "return_timed_out", "subscriptions",
+                 "timeout_count")  # fmt: skip
 
     def __init__(self, store: Store, wake_at: Callable[[float], None]) -> None:
         """Messages return to ``store``; ``wake_at`` gets the time of each check that is set."""
@@ -56,8 +61,11 @@ class InFlight:
         self.timeout_count = 0
         self.epoch = 0
         self.compacts = True
+        self.given_up: Subscription | None = None
+        self.give_up: Callable[[list[Segment], Subscription, str], list[Segment]] | None = None
         self._store = store
         self._wake_at = wake_at
+        self.return_timed_out: Callable[[Segment], None] = store.restore
         self._disconnected: Roster[Subscription] = Roster()
         # When to check whose deadlines: each subscription that has messages in flight.
         self._checks: TimerQueue[Subscription] = TimerQueue()
@@ -77,6 +85,8 @@ class InFlight:
         """
         yield from self.subscriptions.walk()
         yield from self._disconnected.walk()
+        if self.given_up is not None:
+            yield self.given_up
 
     def add_subscription(self, subscription: Subscription) -> None:
         """Add a subscription, which has nothing in flight yet."""
@@ -156,18 +166,24 @@ class InFlight:
         else:
             segments = subscription.remove_expired(now_s, max_messages)
         count = sum(segment.count for segment in segments)
+        cost = count + sum(segment.batch.bodies.nbytes // _COST_BYTES for segment in segments)
         self.count -= count
-        if not subscription.gives_back:
+        if self.give_up is not None:
+            reason = "disconnected" if subscription.gives_back else "timed_out"
+            segments = self.give_up(segments, subscription, reason)
+        if subscription.gives_back:
+            self._return_all(segments, self._store.restore)
+        else:
             self.timeout_count += count
-        self._restore(segments)
-        return count + sum(segment.batch.bodies.nbytes // _COST_BYTES for segment in segments)
+            self._return_all(segments, self.return_timed_out)
+        return cost
 
-    def _restore(self, segments: list[Segment]) -> None:
+    def _return_all(self, segments: list[Segment], way: Callable[[Segment], None]) -> None:
         """Queue all of them again, also if a defect comes between; then it is raised."""
         defect: Exception | None = None
         for segment in segments:
             try:
-                self._store.restore(segment)
+                way(segment)
             except Exception as error:
                 defect = error
         if defect is not None:
@@ -218,7 +234,8 @@ class InFlight:
         """Return what is wrong with the count, None if nothing is. The cost is constant."""
         if self.count < 0:
             return f"{self.count} messages are in flight"
-        if self.count and not self.subscriptions and not self._disconnected:
+        held = self.given_up is not None and self.given_up.in_flight
+        if self.count and not self.subscriptions and not self._disconnected and not held:
             return f"{self.count} messages are in flight at no client"
         return None
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
 from trionsq.core.batch import Segment
+from trionsq.core.bounds import Bounds
 from trionsq.core.deferred import DeferredMessages
 from trionsq.core.peek import BackendView
 from trionsq.core.round import Round
@@ -151,9 +152,10 @@ class MessageQueue:
 
     __slots__ = ("_segments", "depth")
 
-    def __init__(self) -> None:
-        self._segments: deque[Segment] = deque()
-        self.depth = 0
+    def __init__(self, queue: MessageQueue | None = None) -> None:
+        """``queue``: its messages are taken over."""
+        self._segments: deque[Segment] = deque() if queue is None else queue._segments
+        self.depth: int = 0 if queue is None else queue.depth
 
     def __repr__(self) -> str:
         return f"<MessageQueue depth={self.depth} segments={len(self._segments)}>"
@@ -218,10 +220,11 @@ class Store:
         backend_out_count: messages read from the backend.
         dropped: messages given up on purpose, by reason. The backend counts its own here as well.
         dropped_count: messages given up on purpose, but for those that the backend dropped.
+        bounds: what a policy needs to know of the queue; None without one.
     """
 
-    __slots__ = ("_append_limit", "backend", "backend_in_count", "backend_out_count", "dropped",
-                 "dropped_count", "limit", "memory")  # fmt: skip
+    __slots__ = ("_append_limit", "backend", "backend_in_count", "backend_out_count", "bounds",
+                 "dropped", "dropped_count", "limit", "memory")  # fmt: skip
 
     def __init__(self, limit: int, backend: Backend) -> None:
         self.limit = limit
@@ -230,6 +233,7 @@ class Store:
         self.backend_out_count = 0
         self.dropped: Counter[str] = Counter()
         self.dropped_count = 0
+        self.bounds: Bounds | None = None
         self.change_backend(backend)
 
     def __repr__(self) -> str:

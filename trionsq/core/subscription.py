@@ -144,6 +144,7 @@ class Subscription:
         gives_back: whether messages in flight return to the queue before their deadline.
         check_s: monotonic time at which the channel looks for time-outs, `NEVER` if it does not.
         epoch: how often the channel had been emptied when this consumer's part in that was done.
+        client: who it is, as a dead letter names it.
         message_count, finish_count, requeue_count: for /stats.
     """
 
@@ -152,6 +153,7 @@ class Subscription:
         "_compacted",
         "blocked",
         "check_s",
+        "client",
         "epoch",
         "finish_count",
         "gives_back",
@@ -183,6 +185,7 @@ class Subscription:
         self.gives_back = False
         self.check_s = NEVER
         self.epoch = 0
+        self.client = ""
         self.message_count = 0
         self.finish_count = 0
         self.requeue_count = 0

@@ -15,6 +15,7 @@ from trionsq.core.channel import ChannelState
 from trionsq.core.containers import Roster, free
 from trionsq.core.ids import IdSource
 from trionsq.core.keys import PublishKey
+from trionsq.core.policies import AppliedSettings
 from trionsq.core.queue import Backend, BackendError, Store
 from trionsq.core.recovered import Recovered
 from trionsq.core.round import Round
@@ -59,6 +60,7 @@ class TopicState:
         fanned_out_count: messages that every channel has got, since the start.
         ids: makes the ids of its messages.
         error: why a channel refused the last segment, None if the fan-out is not stuck.
+        settings: what the policies set of it, replaced when they change; None if they set nothing.
     """
 
     def __init__(self, name: str, mem_queue_size: int, backend: Backend, ids: IdSource) -> None:
@@ -72,6 +74,7 @@ class TopicState:
         self.wake: Callable[[], None] = lambda: None
         self.ids = ids
         self.fanned_out_count = 0
+        self.settings: AppliedSettings | None = None
         # The channels in order of their creation.
         self._roster: Roster[ChannelState] = Roster()
         self._fan_out: _FanOut | None = None
@@ -134,6 +137,15 @@ class TopicState:
         if pending is None and self.can_pump:
             self.wake()
         return pending
+
+    def publish_batch(self, batch: MessageBatch) -> Round | None:
+        """As `publish`, with ids and times that the messages have already."""
+        self.store.append(Segment(batch, 0, batch.count))
+        self.message_count += batch.count
+        self.message_bytes += batch.bodies.nbytes
+        if self.can_pump:
+            self.wake()
+        return self.store.backend.pending
 
     def forget_published(self, count: int, nbytes: int) -> None:
         """Take messages out of the counters: the round that they were in failed."""

@@ -24,6 +24,7 @@ from trionsq.broker.topic import Topic
 from trionsq.core.channel import ChannelState
 from trionsq.core.topic import TopicState
 from trionsq.options import LOG_LEVEL, table
+from trionsq.storage.letters import LetterError
 from trionsq.storage.log.backup import BackupError, backup_path
 from trionsq.storage.log.rows import StateError
 from trionsq.web.protocol import HttpError, Query, valid_argument, valid_topic_name
@@ -142,7 +143,12 @@ class Administration:
 
     async def empty_topic(self) -> Response:
         """POST /topic/empty: drop the messages of the topic, not those of its channels."""
-        await self.topic_named(valid_topic_name(query())).empty().wait()
+        topic = self.topic_named(valid_topic_name(query()))
+        await topic.empty().wait()
+        try:
+            await self._broker.dead_letters.topic_emptied(topic.name)
+        except LetterError as error:
+            raise HttpError(500, f"NOT_DURABLE: {error}") from error
         return await self.durable()
 
     async def pause_topic(self) -> Response:

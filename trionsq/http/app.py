@@ -15,10 +15,13 @@ from trionsq.broker.chores import in_turns
 from trionsq.broker.topic import PublishRefused, Topic, until_safe
 from trionsq.core.keys import KeyReused, PublishKey, digest_steps
 from trionsq.http.admin import Administration, Configuration
+from trionsq.http.dead_letters import DeadLetterOffice
 from trionsq.http.debug import Debugging
+from trionsq.http.drain import Draining
 from trionsq.http.logread import LogReading
 from trionsq.http.metrics import metrics_page
 from trionsq.http.peek import Peeking
+from trionsq.http.policies import PolicyEndpoints
 from trionsq.http.publish import LineSplitter, PublishRules
 from trionsq.http.seeking import Seeking
 from trionsq.http.settings import Settings
@@ -69,6 +72,8 @@ def _endpoints(broker: Broker, gate: Gate) -> Iterable[Endpoint]:
     admin, configuration = Administration(broker), Configuration(broker)
     peeking, settings = Peeking(broker, admin), Settings(broker, admin)
     seeking, reading = Seeking(admin), LogReading(broker, admin)
+    policies, letters = PolicyEndpoints(broker, admin), DeadLetterOffice(broker, admin)
+    draining = Draining(broker)
     return [
         ("GET", "/ping", statistics.ping),
         ("GET", "/info", statistics.info),
@@ -99,6 +104,17 @@ def _endpoints(broker: Broker, gate: Gate) -> Iterable[Endpoint]:
         ("POST", "/channel/empty", admin.empty_channel),
         ("POST", "/channel/pause", admin.pause_channel),
         ("POST", "/channel/unpause", admin.unpause_channel),
+        ("GET", "/deadletter", letters.get),
+        ("POST", "/deadletter/add", letters.add),
+        ("POST", "/deadletter/replay", letters.replay),
+        ("POST", "/deadletter/discard", letters.discard),
+        ("GET", "/channel/settings", policies.channel_settings),
+        ("GET", "/policy", policies.list_all),
+        ("GET", "/policy/<name>", policies.get),
+        ("PUT", "/policy/<name>", policies.put),
+        ("DELETE", "/policy/<name>", policies.delete),
+        ("GET", "/config/drain", draining.get),
+        ("PUT", "/config/drain", draining.put),
         ("GET", "/config/<opt>", configuration.get),
         ("PUT", "/config/<opt>", configuration.put),
         *Debugging(broker).endpoints(),

@@ -360,6 +360,7 @@ class FastConnection:
             request is not None
             and request.head.target is Target.MPUB
             and not fast_path.broker.exiting
+            and not fast_path.broker.drain.is_on
         ):
             fast_path.rules.topic(parse_query(request.head.query))
         fast_path.responses.renew()

@@ -227,7 +227,10 @@ class ReadyResponses:
         if (ready := self._cache.get(key)) is not None:
             return ready
         body = json_bytes({"message": error.code})
-        return self._keep(key, self._response(error.status, body, _JSON, _NSQ, close))
+        more = [b"%b: %b\r\n" % (name.lower().encode(), value.encode())
+                for name, value in error.headers.items()]  # fmt: skip
+        headers = _NSQ + b"".join(more)
+        return self._keep(key, self._response(error.status, body, _JSON, headers, close))
 
     def _response(self, status: int, body: bytes, kind: bytes, more: bytes, close: bool) -> bytes:
         return (

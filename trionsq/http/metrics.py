@@ -102,6 +102,10 @@ _STATE: Final = (
     gauge("nsqd_log_disk_full", "1 while no log takes messages: finishing needs the last room."),
     gauge("nsqd_log_io_uring", "1 if the kernel writes small rounds by io_uring, without threads."),
 )
+_DISK: Final = (
+    gauge("nsqd_disk_free_bytes", "Free bytes of the data path's disk; with --min-free-disk only."),
+    gauge("nsqd_disk_low", "1 while publishes are refused because of --min-free-disk."),
+)
 _TOPIC_DROPPED: Final = counter(
     "nsqd_topic_dropped_messages", "Messages discarded on purpose, by reason."
 )
@@ -121,6 +125,7 @@ _PROCESS: Final = (
     gauge("nsqd_topics", "Topics."),
     counter("nsqd_broken_invariants", "Checks that found counters which do not add up: a defect."),
     gauge("nsqd_disk_faults", "Queues and files with a fault; 0 is healthy."),
+    gauge("nsqd_draining", "1 while nsqd refuses publishes because it is drained."),
 )
 _READERS: Final = (
     gauge("nsqd_log_readers", "Answers to GET /topic/log under way."),
@@ -136,6 +141,14 @@ _KEYS: Final = (
     ),
 )
 _KEYED: Final = counter("nsqd_idempotent_publishes", "Publishes with a key, by what became of it.")
+_LETTERS: Final = (
+    gauge("nsqd_dead_letters", "Messages that a channel gave up, by where they were."),
+    gauge("nsqd_dead_letter_bytes", "Size of their bodies."),
+    gauge("nsqd_dead_letter_oldest_age_seconds", "Time since the oldest was given up."),
+)
+_LETTER_EVENTS: Final = counter(
+    "nsqd_dead_letter_events", "Dead letters since the start, by what became of them."
+)
 _DEFECTS: Final = counter("nsqd_defects", "Unexpected exceptions, by the part of nsqd that failed.")
 _REFUSED: Final = counter(
     "nsqd_connections_refused", "TCP connections closed at once, by the limit that was reached."
@@ -191,7 +204,9 @@ async def _gather(broker: Broker, gate: Gate, readers: Readers) -> Sequence[Metr
         *_process(broker, await _queued_output_bytes(broker)),
         *gate_metrics("nsqd", gate),
         *_keys(broker.registry.keys),
+        *_letters(broker),
         *_logs(broker, readers),
+        Table(_DISK, [({}, [broker.disk_guard.free_bytes, broker.disk_guard.is_low])]),
         storages,
         logs,
         holders,
@@ -206,8 +221,8 @@ async def _gather(broker: Broker, gate: Gate, readers: Readers) -> Sequence[Metr
 def _topic(topic: Topic, now_ns: int) -> list[float | None]:
     core = topic.core
     return [
-        core.depth,
-        core.store.backend.on_disk,
+        core.depth + topic.letters,
+        core.store.backend.on_disk + topic.letters,
         _age_s(core.depth, core.oldest_ns(), now_ns),
         core.message_count,
         core.message_bytes,
@@ -276,6 +291,23 @@ def _keys(keys: KeyWindow) -> list[MetricSet]:
     ]
 
 
+def _letters(broker: Broker) -> list[MetricSet]:
+    letters, now_ns = broker.dead_letters, broker.clock.now_ns()
+    found: dict[tuple[str, str], list[float]] = {}
+    for one in letters.tallies:
+        row = found.setdefault((one.topic, one.channel), [0, 0, 0.0])
+        row[0] += one.letters
+        row[1] += one.nbytes
+        row[2] = max(row[2], (now_ns - one.oldest_ns) / 1e9)
+    rows: list[tuple[Labels, Sequence[float | None]]] = [
+        ({"topic": topic, "channel": channel}, row) for (topic, channel), row in found.items()
+    ]
+    return [
+        Table(_LETTERS, rows),
+        _one(_LETTER_EVENTS, [({"event": event}, [n]) for event, n in letters.counts.items()]),
+    ]
+
+
 def _logs(broker: Broker, readers: Readers) -> list[MetricSet]:
     node = broker.logs.node
     figures = StateFigures() if node is None else node.figures
@@ -338,6 +370,7 @@ def _process(broker: Broker, queued_output_bytes: int) -> list[MetricSet]:
         len(broker.topics),
         broker.checks.broken_count,
         len(broker.folder.faults),
+        broker.drain.is_on,
     ]
     peers = broker.lookups.peers.values()
     servers = broker.auth_servers

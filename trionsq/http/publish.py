@@ -15,10 +15,11 @@ from typing import Final
 
 from trionsq.broker.broker import Broker
 from trionsq.broker.topic import PublishRefused, Topic
+from trionsq.core.bounded import QueueFull
 from trionsq.durations import MILLISECOND_NS
 from trionsq.web.protocol import HttpError, Query, valid_topic_name
 from trionsq.wire.bodies import Bodies, ListBodies, PackedBodies
-from trionsq.wire.errors import ProtocolError
+from trionsq.wire.errors import DRAINING, ProtocolError
 from trionsq.wire.mpub import parse_counted
 from trionsq.wire.names import is_valid_key
 
@@ -51,7 +52,7 @@ class PublishRules:
         """Return the topic of the parameters; create it if it does not exist.
 
         Raises:
-            HttpError: MISSING_ARG_TOPIC, INVALID_TOPIC, EXITING.
+            HttpError: MISSING_ARG_TOPIC, INVALID_TOPIC, EXITING, DRAINING.
         """
         return self.topic_named(valid_topic_name(values))
 
@@ -59,20 +60,28 @@ class PublishRules:
         """Return the topic of that valid name; create it if it does not exist.
 
         Raises:
-            HttpError: EXITING.
+            HttpError: EXITING, DRAINING.
         """
-        if self._broker.exiting:
+        broker = self._broker
+        if broker.exiting:
             raise HttpError(503, "EXITING")
-        return self._broker.topic(name)
+        if broker.drain.is_on and name not in broker.topics:
+            raise drained()
+        return broker.topic(name)
 
     def refusal(self, topic: Topic, command: str, refused: PublishRefused) -> HttpError:
         """Return the error for messages that ``topic`` refused; ``command`` is PUB or MPUB.
 
-        EXITING only if the topic or nsqd ends. Otherwise the disk failed, and the error gives the
-        reason, as E_PUB_FAILED does over TCP.
+        EXITING only if the topic or nsqd ends, DRAINING during a drain. Otherwise a queue is full,
+        or the disk failed or is about to be full, and the error gives the reason, as E_PUB_FAILED
+        does over TCP.
         """
         if topic.exiting or self._broker.exiting:
             return HttpError(503, "EXITING")
+        if topic.refusal == DRAINING:
+            return drained()
+        if isinstance(refused.__cause__, QueueFull):
+            return HttpError(429, f"{command}_FAILED: {refused}")
         return HttpError(503, f"{command}_FAILED: {refused}")
 
     def defer_ms(self, values: Query) -> int:
@@ -131,6 +140,11 @@ class PublishRules:
             yield
             splitter.feed(body[start : start + _MAX_STEP_BYTES])
         return splitter.finish()
+
+
+def drained() -> HttpError:
+    """Return the error for messages during a drain; another node may take them at once."""
+    return HttpError(503, DRAINING.upper(), {"Retry-After": "1"})
 
 
 class LineSplitter:

@@ -19,6 +19,7 @@ from trionsq.broker.logs import durability_of, log_of
 from trionsq.broker.seeks import find_ends
 from trionsq.broker.topic import Topic
 from trionsq.http.admin import Administration
+from trionsq.http.policies import settings_document
 from trionsq.storage.log.seeking import LogPosition, rfc3339
 from trionsq.web.protocol import HttpError, Query, json_bytes, valid_topic_name
 from trionsq.web.request import query
@@ -117,7 +118,8 @@ class Settings:
         return await self._one(topic)
 
     async def _one(self, topic: Topic) -> Response:
-        document: dict[str, object] = {**_row(topic)}
+        settings = settings_document(topic.core.settings)
+        document: dict[str, object] = {**_row(topic), "settings": settings}
         topic_log = log_of(topic)
         if topic_log is not None:
             retentions = self._broker.logs.retentions

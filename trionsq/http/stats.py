@@ -122,9 +122,8 @@ class StatsJson:
     def _begin(self, head: ProcessRow) -> bytes:
         if head.memory is not None:
             self._memory = b'"memory":%b,' % json_bytes(head.memory)
-        first = json_bytes(
-            {"version": head.version, "health": head.health, "start_time": head.start_time}
-        )
+        process = {"version": head.version, "health": head.health, "start_time": head.start_time}
+        first = json_bytes(process | {"draining": True} if head.is_draining else process)
         if not head.has_topics:
             self._topics_end = b""
         return first.removesuffix(b"}") + (b',"topics":[' if head.has_topics else b',"topics":null')

@@ -19,11 +19,12 @@ import trio
 
 from trionsq.broker.background import ThreadBackground
 from trionsq.broker.broker import Broker, data_folder
+from trionsq.broker.drain import Drain, DrainPhase
 from trionsq.broker.options import NsqdOptions, OptionsError
 from trionsq.daemon.gcpolicy import start_collecting, tune_gc
 from trionsq.daemon.listener import ListenError, accept_forever, bound_address, open_sockets
 from trionsq.daemon.log import set_level
-from trionsq.daemon.signals import wait_second_signal
+from trionsq.daemon.signals import ECHO_S, wait_second_signal
 from trionsq.disk import RealDisk
 from trionsq.http.serve import gate_of, serve_http
 from trionsq.storage.folder import DataPathError, lock_data_path
@@ -168,8 +169,9 @@ def _announce(kind: str, sockets: list[socket.socket]) -> int:
 
 
 async def run_nsqd(options: NsqdOptions) -> int:
-    """Run until SIGINT or SIGTERM, and return the exit code. A second signal stops it at once.
+    """Run until SIGINT, SIGTERM or the end of a drain, and return the exit code.
 
+    A second signal stops it at once. With --sigterm=drain, the first SIGTERM only begins a drain.
     The code is 0 if all messages were saved, else 1. An unexpected error stops it, too: messages
     are saved, and the code is 1.
 
@@ -185,9 +187,19 @@ async def run_nsqd(options: NsqdOptions) -> int:
     stop = trio.Event()
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_heed_signals, signals, stop, nursery.cancel_scope, name="signals")
+            sigterm = _Sigterm()
+            nursery.start_soon(
+                _heed_signals, signals, stop, nursery.cancel_scope, sigterm, name="signals"
+            )
             try:
                 async with running_nsqd(options) as broker:
+                    if options.policy_file:
+                        await nursery.start(_heed_hangups, broker, name="SIGHUP")
+                    if options.sigterm == "drain":
+                        sigterm.drain = broker.drain
+                    nursery.start_soon(
+                        _stop_when_drained, broker.drain, stop, name="end of a drain"
+                    )
                     await stop.wait()
                 code = 0
             except* (DataPathError, ListenError, MetadataError, OptionsError, TlsConfigError):
@@ -212,12 +224,58 @@ def tune_interpreter() -> None:
     tune_gc()
 
 
+class _Sigterm:
+    """What SIGTERM does.
+
+    Attributes:
+        drain: that it begins; None if it stops nsqd.
+    """
+
+    def __init__(self) -> None:
+        self.drain: Drain | None = None
+        self._drained_at_s: float | None = None
+
+    def stops(self, number: int) -> bool:
+        """Whether nsqd is to stop at this signal; if not, it goes on, maybe with a drain."""
+        drain, at_s = self.drain, self._drained_at_s
+        if drain is None or number != signal.SIGTERM:
+            return True
+        now_s = trio.current_time()
+        if drain.is_on and at_s is not None and at_s >= drain.began_s:
+            return now_s >= at_s + ECHO_S
+        if drain.phase in (DrainPhase.EMPTY, DrainPhase.LIMIT):
+            return True
+        if drain.phase is DrainPhase.DRAINING:
+            drain.exits = True
+        else:
+            drain.begin()
+        self._drained_at_s = trio.current_time()
+        return False
+
+
+async def _stop_when_drained(drain: Drain, stop: trio.Event) -> None:
+    await drain.ended.wait()
+    stop.set()
+
+
 async def _heed_signals(
-    signals: AsyncIterator[int], stop: trio.Event, scope: trio.CancelScope
+    signals: AsyncIterator[int], stop: trio.Event, scope: trio.CancelScope, sigterm: _Sigterm
 ) -> None:
-    """Set ``stop`` at the first signal, and cancel ``scope`` at the second."""
-    await anext(signals)
+    """Set ``stop`` at the first signal that stops nsqd, and cancel ``scope`` at the next one."""
+    async for number in signals:
+        if sigterm.stops(number):
+            break
     stop.set()
     await wait_second_signal(signals)
     log.warning("NSQ: second signal, stopping at once")
     scope.cancel()
+
+
+async def _heed_hangups(
+    broker: Broker, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Read the policy file again at each SIGHUP."""
+    with trio.open_signal_receiver(signal.SIGHUP) as signals:
+        task_status.started()
+        async for _ in signals:
+            broker.policies.reload()

@@ -25,12 +25,14 @@ class DiscardingBackend:
     pending = None
     has_published = False
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: Callable[[Segment], bool] | None = None) -> None:
+        """``wanted``: see `Deferred`."""
+        self._wanted = wanted
         self.caught_up: Callable[[], None] = lambda: None
         self.dropped: Counter[str] = Counter()
 
     def new_deferred(self, scan_at: Callable[[float], None]) -> Deferred:
-        return Deferred()
+        return Deferred(self._wanted)
 
     def is_recovering(self) -> bool:
         return False

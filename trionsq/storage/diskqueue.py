@@ -318,6 +318,12 @@ class DiskQueue:
         """Begin to make everything durable. If a job is under way, another one follows."""
         self._sync.request()
 
+    def sync_after_now(self) -> Callable[[], bool]:
+        """Begin to make durable what was appended; return what tells whether that is done."""
+        wanted = self._sync.begun + 1
+        self._sync.request()
+        return lambda: self._sync.durable >= wanted or self._is_deleted
+
     def retry(self) -> None:
         """Retry what the disk refused, and continue if it works now."""
         if self._damaged_reads >= _MAX_READ_ATTEMPTS:

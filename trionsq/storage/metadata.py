@@ -40,7 +40,7 @@ _ID_RESERVE_FORMAT: Final = 1
 _NAME: Final = r"[.a-zA-Z0-9_-]+(?:#ephemeral)?"
 _QUEUE: Final = rf"{_NAME}(?::{_NAME})?"
 _DRAFT: Final = re.compile(
-    rf"(?:nsqd\.dat|trionsq\.dat|{_QUEUE}\.diskqueue\.(?:meta|deferred|[0-9]{{6,}})\.dat)\.[0-9]+\.tmp"
+    rf"(?:nsqd\.dat|trionsq\.dat|trionsq\.policies\.dat|{_QUEUE}\.diskqueue\.(?:meta|deferred|[0-9]{{6,}})\.dat)\.[0-9]+\.tmp"
 )
 
 # Characters written at once.

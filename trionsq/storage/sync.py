@@ -58,11 +58,14 @@ class QueueSync:
         error: why the last sync failed; None if it went well. Nothing may be appended then.
         generation: invalidates jobs when the queue is emptied or deleted.
         reads: records read since the last sync that stores the positions began; the queue counts.
+        begun: syncs that were begun.
+        durable: the last of these that went well.
     """
 
     __slots__ = ("_deferrals", "_files", "_folder", "_is_needed", "_is_stopped", "_job",
                  "_operations", "_owner", "_positions", "_positions_file", "_reader", "_reads",
-                 "_unsynced", "_writer", "error", "generation", "reads")  # fmt: skip
+                 "_unsynced", "_writer", "begun", "durable", "error", "generation",
+                 "reads")  # fmt: skip
 
     def __init__(
         self,
@@ -77,6 +80,7 @@ class QueueSync:
         self.error: str | None = None
         self.generation = Generation()
         self.reads = 0
+        self.begun = self.durable = 0
         self._owner = owner
         self._folder = folder
         self._files = files
@@ -164,6 +168,7 @@ class QueueSync:
             self._owner.note_error(error)
             self.error = error_text(error)
             return
+        self.begun += 1
         job = self._job = self._make_job(with_positions)
         self._folder.submit(self._files.queue, job.run, self._job_done)
 
@@ -227,6 +232,7 @@ class QueueSync:
         if job.positions is not None:
             self._positions_file.mark_stored(job.positions)
         self.error = None
+        self.durable = self.begun
         if job.finished:
             self._reader.return_finished(job.finished)
             self._folder.changed[self._owner] = None

@@ -119,7 +119,9 @@ def _add_common_rules(
     @app.errorhandler(HttpError)
     async def refused(error: HttpError) -> Response:
         log.debug("HTTP: %s %s - %s", request.method, request.path, error)
-        return responses.error(error.status, error.code)
+        response = responses.error(error.status, error.code)
+        response.headers.update(error.headers)
+        return response
 
     @app.errorhandler(HTTPException)
     async def not_understood(error: HTTPException) -> Response:

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from http import HTTPStatus
+from types import MappingProxyType
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -45,12 +46,16 @@ class HttpError(Exception):
     Attributes:
         status: of the response.
         code: the ``message`` in its body, such as ``INVALID_TOPIC``.
+        headers: further headers of the response.
     """
 
-    def __init__(self, status: int, code: str) -> None:
+    def __init__(
+        self, status: int, code: str, headers: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         super().__init__(status, code)
         self.status = status
         self.code = code
+        self.headers = headers
 
     def __str__(self) -> str:
         return f"{self.status} {self.code}"

@@ -5,7 +5,14 @@ Spec: tcp-protocol, section 4 (error frames).
 
 from __future__ import annotations
 
-__all__ = ["ProtocolError"]
+from typing import Final
+
+__all__ = ["DRAINING", "ProtocolError"]
+
+DRAINING: Final = "draining"
+"""Why an nsqd that is drained refuses publishes."""
+
+_DRAINED: Final = f" failed {DRAINING}".encode()
 
 
 class ProtocolError(Exception):
@@ -24,6 +31,11 @@ class ProtocolError(Exception):
         self.code = code
         self.text = text.encode() if isinstance(text, str) else text
         self.fatal = fatal
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether a publish was refused by a drain: it is not stored, and another nsqd takes it."""
+        return self.code.endswith("PUB_FAILED") and self.text.endswith(_DRAINED)
 
     def __str__(self) -> str:
         text = self.text.decode(errors="replace")

@@ -9,6 +9,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from trionsq.local.operate.channels import channel_group
+from trionsq.local.operate.deadletters import dead_letter_group
 from trionsq.local.operate.flags import example, table_flags
 from trionsq.local.operate.logs import log_group
 from trionsq.local.operate.nodes import node_group
@@ -78,5 +79,5 @@ def manual(folder: str, **_: Any) -> int:
     return 0
 
 
-for group in (topic_group, channel_group, node_group, log_group):
+for group in (topic_group, channel_group, dead_letter_group, node_group, log_group):
     cli.add_command(group)

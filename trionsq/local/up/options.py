@@ -185,6 +185,8 @@ def check_nsqd_options(options: UpOptions) -> None:
 
 
 NODE_IDS: Final = 1024
+# An nsqd refuses publishes before the disk of this machine is full.
+_MIN_FREE_DISK: Final = 1 << 30
 _ANYWHERE: Final = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -283,6 +285,7 @@ def _nsqd_flags(
     flags = [
         *_common_flags(options, ports),
         f"--data-path={data_path}",
+        f"--min-free-disk={_MIN_FREE_DISK}",
         # Message ids of nsqds on one host would otherwise not differ.
         f"--node-id={(default_node_id() + number - 1) % NODE_IDS}",
         *nsqd_flags(options),

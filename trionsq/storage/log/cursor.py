@@ -87,6 +87,7 @@ class Cursor:
             self._note_damaged,
             lambda at_s: self._scan_at(at_s),
             first_chunk,
+            self.name,
         )
 
     @property

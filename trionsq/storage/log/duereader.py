@@ -43,6 +43,9 @@ class MessageSource(Protocol):
     def release_block(self, nbytes: int) -> None:
         """What was read is let go."""
 
+    def is_for(self, sequence: int, channel: str) -> bool:
+        """Return whether a channel gets a message that was published with a delay."""
+
 
 @dataclass(slots=True)
 class _Found:

@@ -80,6 +80,7 @@ class HeldMessages:
         lost: Callable[[int], None],
         scan_at: Callable[[float], None],
         first_chunk: int = 0,
+        channel: str = "",
     ) -> None:
         """Create an empty one.
 
@@ -89,9 +90,12 @@ class HeldMessages:
             lost: gets the number of messages that cannot be read.
             scan_at: has the channel look for due messages.
             first_chunk: number of the first chunk; none of before may have it.
+            channel: whose messages they are.
         """
         self.has_changed = False
         self.lost_count = 0
+        self._source = source
+        self._channel = channel
         self._entered = entered
         self._lost = lost
         self._count = 0
@@ -171,10 +175,15 @@ class HeldMessages:
             return chunk_ns if recent_ns is None else recent_ns
         return min(recent_ns, chunk_ns)
 
-    def add_segment(self, segment: Segment, due_ns: int) -> None:
+    def add_segment(self, segment: Segment, due_ns: int) -> int:
         self._entered(segment)
+        sequences = segment.batch.sequences
+        assert sequences is not None, "the messages are of no log"
+        if self._channel and not self._source.is_for(sequences[segment.first], self._channel):
+            return 0
         for sequence, count, attempts in segment_ranges(segment):
             self.add_range(HeldRange(due_ns, sequence, count, attempts))
+        return segment.count
 
     def add_stored(self, segment: Segment, due_on_clock_ns: Callable[[int], int]) -> None:
         batch = segment.batch

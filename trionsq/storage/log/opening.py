@@ -14,6 +14,7 @@ from typing import Final
 
 from trionsq.core.keys import PublishKey, StoredKey
 from trionsq.disk import Disk, DiskFile, close_quietly, read_pieces, replace_file
+from trionsq.storage.log.aims import aimed_channel
 from trionsq.storage.log.cursor import Cursor
 from trionsq.storage.log.damage import DamagedPlace
 from trionsq.storage.log.format import (
@@ -78,6 +79,7 @@ class _Tail:
         end: the sequence behind the last record.
         deferred: heads of deferred records.
         keyed: sequences and keys of the newest idempotent publishes; so many as are kept.
+        aimed: heads of records that are for one channel alone.
         last_id: of the last message.
     """
 
@@ -85,6 +87,7 @@ class _Tail:
     end: int = 0
     deferred: list[RecordHead] = field(default_factory=list)
     keyed: list[tuple[int, StoredKey]] = field(default_factory=list)
+    aimed: list[RecordHead] = field(default_factory=list)
     last_id: int = 0
 
     def note_segment(self, heads: Iterable[RecordHead], scan_from: int) -> None:
@@ -92,7 +95,9 @@ class _Tail:
         keyed = deque[tuple[int, StoredKey]](maxlen=max(0, self.max_keys - len(self.keyed)))
         for head in heads:
             self._note_record(head, scan_from)
-            if head.key is not None:
+            if aimed_channel(head.key) is not None:
+                self.aimed.append(head)
+            elif head.key is not None:
                 key = PublishKey(head.key, head.digest or b"")
                 keyed.append((head.sequence, StoredKey(key, head.timestamp_ns)))
         self.keyed += keyed
@@ -213,6 +218,9 @@ def _open_log(
     topic_log.frontier = min(row.frontier, end) if is_standing and row.frontier is not None else end
     topic_log.depth = end - topic_log.frontier - topic_log.count_gaps(topic_log.frontier, end)
     node.add_log(topic_log)
+    for head in tail.aimed:
+        if (aimed := aimed_channel(head.key)) is not None:
+            topic_log.aims.add(head.sequence, head.next_sequence, aimed)
     found = FoundLog(topic_log, last_id=tail.last_id)
     for channel in channels:
         cursor = _open_cursor(node, topic_log, channel, held[channel.number], tail, known_gaps)
@@ -249,7 +257,8 @@ def _open_cursor(
         first, end = max(head.sequence, row.frontier), min(head.next_sequence, frontier)
         if first < end and topic_log.gap_end(first) is None:
             due_ns = head.timestamp_ns + head.defer_ms * _MS_NS
-            cursor.held.add_range(HeldRange(due_ns, first, end - first, 0))
+            if topic_log.is_for(first, row.name):
+                cursor.held.add_range(HeldRange(due_ns, first, end - first, 0))
             skipped += end - first
     cursor.load(opened, skipped)
     cursor.replay_end = unpack_replay(row.open)

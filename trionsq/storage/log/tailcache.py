@@ -92,12 +92,12 @@ def joined_keyed(batches: Iterable[MessageBatch]) -> Iterator[MessageBatch]:
     count = nbytes = 0
     for batch in batches:
         size = batch.bodies.nbytes
-        is_small = batch.key is not None and size <= _MAX_COPIED_BYTES
+        # Deferred ones may be for one channel alone.
+        is_small = batch.key is not None and not batch.defer_ms and size <= _MAX_COPIED_BYTES
         if run and not (
             is_small
             and count + batch.count <= _MAX_JOINED_MESSAGES
             and nbytes + size <= _MAX_JOINED_BYTES
-            and batch.defer_ms == run[0].defer_ms
             and sequences_of(batch)[0] == end_of(run[-1])
         ):
             yield _join(run)

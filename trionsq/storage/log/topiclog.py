@@ -13,6 +13,7 @@ from trionsq.core.peek import BackendView
 from trionsq.core.queue import BackendError
 from trionsq.core.round import Round
 from trionsq.storage.folder import error_text
+from trionsq.storage.log.aims import Aims
 from trionsq.storage.log.cursor import Cursor
 from trionsq.storage.log.figures import LogFigures
 from trionsq.storage.log.logreader import LogReader
@@ -58,6 +59,7 @@ class TopicLog:
         gaps: sequences that have no message, or one that was emptied.
         cache: the newest messages.
         cursors: of the channels, by number.
+        aims: messages that are for one channel alone.
         is_deleted, is_paused: as the topic is.
         stored: what the state got last of it; None if that is not known.
         last_round: the newest that was begun; None before the first.
@@ -88,6 +90,7 @@ class TopicLog:
         self.gaps = Gaps()
         self.cache = TailCache()
         self.cursors: dict[int, Cursor] = {}
+        self.aims = Aims()
         self.caught_up: Callable[[], None] = lambda: None
         self.refused: Callable[[int, int], None] = lambda count, nbytes: None
         self.dropped: Counter[str] = Counter()
@@ -188,6 +191,9 @@ class TopicLog:
             self.figures.rounds += 1
             finish_round(round_, self._node)
         self.caught_up()
+
+    def is_for(self, sequence: int, channel: str) -> bool:
+        return self.aims.is_for(sequence, channel)
 
     # The newest messages, in memory
 

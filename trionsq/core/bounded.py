@@ -1,0 +1,260 @@
+"""The queue of a topic or channel that has a policy.
+
+A queue gets a class of here when a policy comes to apply, and loses it when none does: so a queue
+without a policy runs no line more. How many bytes the backend held when the policy came is not
+known; it is estimated, and right again when the queue has been empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from trionsq.core.batch import Segment
+from trionsq.core.bounds import Bounds, LeftOut, weight
+from trionsq.core.queue import BackendError, MessageQueue, Store, count_fitting
+from trionsq.core.recovered import ChannelStore
+
+__all__ = ["BoundedChannelStore", "BoundedStore", "QueueFull", "WeighedQueue"]
+
+# Reads of nothing but expired messages before other tasks get their turn.
+_MAX_EXPIRED_READS: Final = 16
+# Bodies that are read at once to be dropped.
+_MAX_DROP_BYTES: Final = 1 << 20
+_NO_LIMIT: Final = 2**63
+
+
+class QueueFull(BackendError):
+    """A queue with a bound and ``when_full = "refuse"`` has reached it; the text names both."""
+
+
+class WeighedQueue(MessageQueue):
+    """A memory queue that knows its size.
+
+    Attributes:
+        nbytes: size of the bodies.
+    """
+
+    __slots__ = ("nbytes",)
+
+    def __init__(self, queue: MessageQueue | None = None) -> None:
+        """``queue``: its messages are taken over."""
+        super().__init__(queue)
+        self.nbytes = sum(map(weight, self._segments))
+
+    # Whole batches are what mostly comes and goes; no call is made for them.
+
+    def append(self, segment: Segment) -> None:
+        batch = segment.batch
+        count = segment.last - segment.first
+        self.nbytes += batch.bodies.nbytes if count == batch.count else weight(segment)
+        self.depth += count
+        self._segments.append(segment)
+
+    def put_back(self, segment: Segment) -> None:
+        self.nbytes += weight(segment)
+        MessageQueue.put_back(self, segment)
+
+    def pop_segment(self, max_count: int, max_bytes: int) -> Segment:
+        head = self._segments[0]
+        batch = head.batch
+        count = head.last - head.first
+        nbytes = batch.bodies.nbytes
+        if count == batch.count and count <= max_count and nbytes <= max_bytes:
+            self.nbytes -= nbytes
+            self.depth -= count
+            return self._segments.popleft()
+        segment = MessageQueue.pop_segment(self, max_count, max_bytes)
+        self.nbytes -= weight(segment)
+        return segment
+
+
+class BoundedStore(Store):
+    """A `Store` with `Bounds`."""
+
+    __slots__ = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the bodies of all messages that wait."""
+        assert self.bounds is not None
+        assert isinstance(self.memory, WeighedQueue)
+        return self.memory.nbytes + self.bounds.backend_nbytes
+
+    def begin(self, bounds: Bounds) -> None:
+        """Weigh what is there; what the backend has is estimated by the messages in memory."""
+        if self.bounds is not None:
+            bounds.backend_nbytes = self.bounds.backend_nbytes
+            bounds.left = self.bounds.left
+        self.bounds = bounds
+        if not isinstance(self.memory, WeighedQueue):
+            self.memory = WeighedQueue(self.memory)
+            if self.memory.depth:
+                average = self.memory.nbytes // self.memory.depth
+                bounds.backend_nbytes = average * self.backend.depth
+
+    def end(self) -> None:
+        """Stop weighing."""
+        if isinstance(self.memory, WeighedQueue):
+            self.memory = MessageQueue(self.memory)
+        self.bounds = None
+
+    def append_to_backend(self, segment: Segment, due_ns: Sequence[int] | None = None) -> None:
+        super().append_to_backend(segment, due_ns)
+        assert self.bounds is not None
+        self.bounds.backend_nbytes += weight(segment)
+
+    def read_backend(self, max_count: int, max_bytes: int) -> Segment | None:
+        bounds = self.bounds
+        assert bounds is not None
+        segment = super().read_backend(max_count, max_bytes)
+        if segment is not None:
+            left = bounds.backend_nbytes - weight(segment)
+            bounds.backend_nbytes = left if left > 0 and self.backend.depth else 0
+        return segment
+
+    def empty(self, empty_backend: Callable[[], int] | None = None) -> MessageQueue:
+        memory = super().empty(empty_backend)
+        self.memory = WeighedQueue()
+        assert self.bounds is not None
+        self.bounds.backend_nbytes = 0
+        self.bounds.left = LeftOut()
+        return memory
+
+    def pop_oldest(self, max_count: int) -> Segment | None:
+        """Pop the messages that came first; None if there are none, or they are being read."""
+        memory, backend = self.memory, self.backend
+        if backend.depth:
+            stored_ns = backend.oldest_ns()
+            head = next(memory.peek(), None)
+            if head is None or (stored_ns is not None and stored_ns < head.first_ns):
+                return self.read_oldest(max_count)
+        if not memory.depth:
+            return None
+        return memory.pop_segment(max_count, _NO_LIMIT)
+
+    def read_oldest(self, max_count: int) -> Segment | None:
+        """Read the next messages of the backend, to drop them or to look at their age."""
+        return self.read_backend(max_count, _MAX_DROP_BYTES)
+
+    def excess(self, deferred: int = 0) -> tuple[int, str]:
+        """Return how many messages are over the bounds, about, and which bound that is."""
+        assert self.bounds is not None
+        settings = self.bounds.settings
+        depth = self.depth
+        if settings.max_messages and depth + deferred > settings.max_messages:
+            return min(depth, depth + deferred - settings.max_messages), "max_messages"
+        if settings.max_bytes and (over := self.nbytes - settings.max_bytes) > 0 and depth:
+            average = max(1, self.nbytes // depth)
+            return max(1, over // average), "max_bytes"
+        return 0, ""
+
+    def full_for(self, count: int, nbytes: int, deferred: int = 0) -> str:
+        """Return the bound that so much more would exceed; empty if there is room."""
+        assert self.bounds is not None
+        settings = self.bounds.settings
+        if settings.max_messages and self.depth + deferred + count > settings.max_messages:
+            return "max_messages"
+        if settings.max_bytes and self.nbytes + nbytes > settings.max_bytes:
+            return "max_bytes"
+        return "max_age" if self._is_too_old() else ""
+
+    def fitting(self, segment: Segment, deferred: int = 0) -> tuple[int, str]:
+        """Return how many messages of a segment have room, and the bound that leaves out others."""
+        assert self.bounds is not None
+        settings = self.bounds.settings
+        if self._is_too_old():
+            return 0, "max_age"
+        fit, why = segment.count, ""
+        if settings.max_messages and fit > (room := settings.max_messages - self.depth - deferred):
+            fit, why = max(0, room), "max_messages"
+        part = Segment(segment.batch, segment.first, segment.first + fit)
+        if settings.max_bytes and weight(part) > (room := settings.max_bytes - self.nbytes):
+            fit, why = _fitting_bytes(part, room), "max_bytes"
+        return fit, why
+
+    def _is_too_old(self) -> bool:
+        assert self.bounds is not None
+        age_ns = self.bounds.settings.max_age_ns
+        oldest_ns = self.oldest_ns() if age_ns else None
+        return oldest_ns is not None and oldest_ns <= self.bounds.now_ns() - age_ns
+
+
+def _fitting_bytes(segment: Segment, room: int) -> int:
+    fit = count_fitting(segment.batch.bodies, segment.first, segment.count, room)
+    first = Segment(segment.batch, segment.first, segment.first + 1)
+    return 0 if fit == 1 and weight(first) > room else fit
+
+
+class BoundedChannelStore(BoundedStore, ChannelStore):
+    """A `ChannelStore` with `Bounds`."""
+
+    __slots__ = ()
+
+    @property
+    def depth(self) -> int:
+        """Messages that wait, without those that the channel is not to get."""
+        assert self.bounds is not None
+        return self.memory.depth + self.backend.depth - self.bounds.left.count
+
+    def leave(self, segment: Segment) -> None:
+        """Have messages of a log passed by."""
+        bounds, sequences = self.bounds, segment.batch.sequences
+        assert bounds is not None
+        assert sequences is not None
+        self.backend.append(segment)
+        self.backend_in_count += segment.count
+        bounds.left.add(sequences[segment.first], sequences[segment.last - 1] + 1)
+
+    def read_backend(self, max_count: int, max_bytes: int) -> Segment | None:
+        bounds = self.bounds
+        assert bounds is not None
+        for _ in range(_MAX_EXPIRED_READS):
+            segment = super().read_backend(max_count, max_bytes)
+            if segment is None or not bounds.left.count:
+                return segment
+            kept, count = bounds.without_left(segment)
+            self.dropped_count += count
+            if kept is not None:
+                return kept
+        self.must_read_on = True
+        return None
+
+    def read_oldest(self, max_count: int) -> Segment | None:
+        return self._read_segment(max_count)
+
+    def pop_segment(self, max_count: int) -> Segment | None:
+        bounds = self.bounds
+        assert bounds is not None
+        self.must_read_on = False
+        if bounds.max_in_flight:
+            max_count = min(max_count, bounds.max_in_flight - bounds.count_in_flight())
+            if max_count <= 0:
+                return None
+        segment = ChannelStore.pop_segment(self, max_count)
+        if segment is None:
+            return None
+        batch = segment.batch
+        if (
+            not bounds.ttl_ns
+            or batch.defer_ms
+            or (batch.stamps is None and batch.timestamp_ns > bounds.now_ns() - bounds.ttl_ns)
+        ):
+            return segment
+        return self._pop_young(segment, bounds, max_count)
+
+    def _pop_young(self, segment: Segment | None, bounds: Bounds, max_count: int) -> Segment | None:
+        """Return of this segment and the next ones the first messages that are not expired."""
+        for _ in range(_MAX_EXPIRED_READS):
+            if segment is None or segment.batch.defer_ms:
+                return segment
+            kept = bounds.drop_older(segment, bounds.now_ns() - bounds.ttl_ns, "expired")
+            if kept is not None:
+                return kept
+            if not self.memory.depth and not self.backend.depth:
+                return None
+            segment = ChannelStore.pop_segment(self, max_count)
+        if segment is not None:
+            self.memory.put_back(segment)
+        self.must_read_on = True
+        return None
