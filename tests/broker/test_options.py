@@ -103,6 +103,10 @@ OUR_OWN = [
     ("retain-bytes", "retain_bytes"),
     ("idempotency-window", "idempotency_window"),
     ("idempotency-max-keys", "idempotency_max_keys"),
+    ("sigterm", "sigterm"),
+    ("drain-timeout", "drain_timeout"),
+    ("acl-file", "acl_file"),
+    ("lookupd-token-file", "lookupd_token_file"),
     ("debug-from", "debug_from"),
 ]
 
@@ -190,6 +194,7 @@ def test_the_defaults_start() -> None:
         ({"retain_bytes": -1}, "--retain-bytes must be >= 0"),
         ({"idempotency_window_ns": -1}, "--idempotency-window must be >= 0"),
         ({"idempotency_max_keys": -1}, "--idempotency-max-keys must be >= 0"),
+        ({"drain_timeout_ns": -1}, "--drain-timeout must be >= 0"),
         (
             {"statsd_address": "127.0.0.1:8125", "statsd_interval_ns": 10**9},
             "--statsd-interval must be > 1s",

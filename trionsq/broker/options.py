@@ -23,7 +23,12 @@ from trionsq.broker.log_options import (
     state_interval_option,
     storage_option,
 )
-from trionsq.broker.node_options import drain_timeout_option, sigterm_option
+from trionsq.broker.node_options import (
+    acl_file_option,
+    drain_timeout_option,
+    lookupd_token_file_option,
+    sigterm_option,
+)
 from trionsq.durations import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
 from trionsq.hostport import split_address
 from trionsq.options import (
@@ -318,6 +323,8 @@ class NsqdOptions(DaemonOptions):
     idempotency_max_keys: int = max_keys_option()
     sigterm: str = sigterm_option()
     drain_timeout_ns: int = drain_timeout_option()
+    acl_file: str = acl_file_option()
+    lookupd_token_file: str = lookupd_token_file_option()
     debug_from: str = option(
         "debug-from",
         "loopback",
