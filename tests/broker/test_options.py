@@ -107,6 +107,7 @@ OUR_OWN = [
     ("drain-timeout", "drain_timeout"),
     ("acl-file", "acl_file"),
     ("lookupd-token-file", "lookupd_token_file"),
+    ("max-defer-timeout", "max_defer_timeout"),
     ("debug-from", "debug_from"),
 ]
 
@@ -195,6 +196,7 @@ def test_the_defaults_start() -> None:
         ({"idempotency_window_ns": -1}, "--idempotency-window must be >= 0"),
         ({"idempotency_max_keys": -1}, "--idempotency-max-keys must be >= 0"),
         ({"drain_timeout_ns": -1}, "--drain-timeout must be >= 0"),
+        ({"max_defer_timeout_ns": -1}, "--max-defer-timeout must be >= 0"),
         (
             {"statsd_address": "127.0.0.1:8125", "statsd_interval_ns": 10**9},
             "--statsd-interval must be > 1s",

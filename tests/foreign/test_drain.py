@@ -17,6 +17,8 @@ from trionsq.httpget import get, post
 
 COUNT = by_level(test=2_000, short=2_000, full=50_000)
 TASKS = 20
+# Messages in a second: the drain falls among them.
+RATE = by_level(test=500, short=500, full=5_000)
 
 
 @pytest.mark.parametrize("storage", ["default", pytest.param("log", marks=in_short_soak)])
@@ -41,7 +43,7 @@ async def test_no_message_waits_behind_a_drained_node(storage: str, tmp_path: Pa
                 await post(f"http://{nsqd.http_address}/topic/create?topic=t", b"")
                 await post(f"http://{nsqd.http_address}/channel/create?topic=t&channel=c", b"")
             found: list[str] = []
-            is_under_way, all_consumed = trio.Event(), trio.Event()
+            is_under_way, is_drained, all_consumed = trio.Event(), trio.Event(), trio.Event()
 
             async def consume() -> None:
                 module = "tests.foreign.pynsq_cluster_program"
@@ -54,8 +56,11 @@ async def test_no_message_waits_behind_a_drained_node(storage: str, tmp_path: Pa
             async def publish(first: int) -> None:
                 for number in range(first, COUNT, TASKS):
                     await producer.publish("t", b"%d" % number)
+                    await trio.sleep(TASKS / RATE)
                     if number >= COUNT // 4:
                         is_under_way.set()
+                    if number >= 3 * COUNT // 4:
+                        await is_drained.wait()
 
             with trio.fail_after(LIMIT_S):
                 nursery.start_soon(consume)
@@ -65,11 +70,13 @@ async def test_no_message_waits_behind_a_drained_node(storage: str, tmp_path: Pa
                 command = [sys.executable, "-m", "trionsq.tools.nsq_drain", "--limit=60"]
                 await trio.run_process([*command, f"http://{one.http_address}"])
                 assert await one.process.wait() == 0
+                is_drained.set()
                 await all_consumed.wait()
             assert sorted(map(int, found)) == [*range(COUNT)]
             assert producer.nsqd_address == two.tcp_address
     async with running_nsqd(tmp_path / "one") as again:
-        answer = await get(f"http://{again.http_address}/stats?format=json")
+        url = f"http://{again.http_address}/stats?format=json"
+        answer = await get(url, request_timeout_s=LIMIT_S)
         [topic] = json.loads(answer.body)["topics"]
         [channel] = topic["channels"]
         assert topic["depth"] == channel["depth"] == channel["deferred_count"] == 0

@@ -10,25 +10,8 @@ import re
 import socket
 import zlib
 
-from trionsq.broker.admin_options import (
-    admin_access_option,
-    admin_option,
-    admin_users_file_option,
-)
+from trionsq.broker import admin_options, log_options, node_options
 from trionsq.broker.idempotency_options import max_keys_option, window_option
-from trionsq.broker.log_options import (
-    durability_option,
-    retain_bytes_option,
-    retain_option,
-    state_interval_option,
-    storage_option,
-)
-from trionsq.broker.node_options import (
-    acl_file_option,
-    drain_timeout_option,
-    lookupd_token_file_option,
-    sigterm_option,
-)
 from trionsq.durations import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
 from trionsq.hostport import split_address
 from trionsq.options import (
@@ -311,26 +294,37 @@ class NsqdOptions(DaemonOptions):
     log_format: str = option(
         "log-format", "classic", LOG_FORMAT, "classic (lines of text) or json (an object per line)"
     )
-    admin: bool = admin_option()
-    admin_access: str = admin_access_option()
-    admin_users_file: str = admin_users_file_option()
-    storage: str = storage_option()
-    durability: str = durability_option()
-    state_interval_ns: int = state_interval_option()
-    retain_ns: int = retain_option()
-    retain_bytes: int = retain_bytes_option()
+    admin: bool = admin_options.admin_option()
+    admin_access: str = admin_options.admin_access_option()
+    admin_users_file: str = admin_options.admin_users_file_option()
+    storage: str = log_options.storage_option()
+    durability: str = log_options.durability_option()
+    state_interval_ns: int = log_options.state_interval_option()
+    retain_ns: int = log_options.retain_option()
+    retain_bytes: int = log_options.retain_bytes_option()
     idempotency_window_ns: int = window_option()
     idempotency_max_keys: int = max_keys_option()
-    sigterm: str = sigterm_option()
-    drain_timeout_ns: int = drain_timeout_option()
-    acl_file: str = acl_file_option()
-    lookupd_token_file: str = lookupd_token_file_option()
+    sigterm: str = node_options.sigterm_option()
+    drain_timeout_ns: int = node_options.drain_timeout_option()
+    acl_file: str = node_options.acl_file_option()
+    lookupd_token_file: str = node_options.lookupd_token_file_option()
+    max_defer_timeout_ns: int = node_options.max_defer_timeout_option()
     debug_from: str = option(
         "debug-from",
         "loopback",
         DEBUG_FROM,
         "addresses that may read /debug: loopback, any or none",
     )
+
+    @property
+    def max_defer_ns(self) -> int:
+        """The longest delay of a publish."""
+        return self.max_defer_timeout_ns or self.max_req_timeout_ns
+
+    @property
+    def max_delay_ns(self) -> int:
+        """The longest delay of any message."""
+        return max(self.max_defer_ns, self.max_req_timeout_ns)
 
 
 _NOT_NEGATIVE = frozenset(
@@ -349,6 +343,7 @@ _NOT_NEGATIVE = frozenset(
         "idempotency_window_ns",
         "idempotency_max_keys",
         "drain_timeout_ns",
+        "max_defer_timeout_ns",
     }
 )
 
