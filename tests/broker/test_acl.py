@@ -50,6 +50,14 @@ async def test_nobody_does_anything_without_a_user(acl_file: Path) -> None:
         assert not broker.topics
 
 
+async def test_clients_are_asked_for_a_secret(acl_file: Path) -> None:
+    """Most send AUTH only then; not if all users have certificates."""
+    for text, is_asked in ((FILE, True), ("[users.a]\ncertificate = 'a'", False)):
+        await trio.Path(acl_file).write_text(text)
+        async with nsqd_in_memory(acl_file=str(acl_file)) as broker:
+            assert broker.context.features.auth_required is is_asked
+
+
 async def test_a_user_does_what_the_file_says(acl_file: Path) -> None:
     """And nothing else."""
     async with nsqd_in_memory(acl_file=str(acl_file)) as broker:

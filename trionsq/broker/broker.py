@@ -145,7 +145,8 @@ class Broker:
 
     def _client_context(self) -> ClientContext:
         options = self.options
-        features = server_features(options, self.registry.keys.epoch)
+        has_tokens = self.users is not None and self.users.file.acl.has_tokens
+        features = server_features(options, self.registry.keys.epoch, has_tokens=has_tokens)
         commands = Commands(
             self.registry,
             self.clock,
