@@ -10,6 +10,7 @@ from typing import Final
 
 import trio
 
+from trionsq.broker.acl import AclGrants, users_of
 from trionsq.broker.admission import Admission
 from trionsq.broker.auth import AuthServers
 from trionsq.broker.auth_commands import AuthCommands
@@ -78,7 +79,8 @@ class Broker:
         dead_letters: what channels gave up.
         policies: what holds for topics and channels by the pattern of their names.
         lookups: the nsqlookupds that it is registered at.
-        auth_servers: decide who may do what; None if everybody may do all.
+        auth_servers: decide who may do what; None without them.
+        users: of --acl-file, which decide before them; None without it.
         statsd: pushes metrics, if --statsd-address is given.
         tls: its side of TLS, None without a certificate.
         started_s: start time, in whole seconds since the epoch.
@@ -105,6 +107,7 @@ class Broker:
         ``open_state`` opens the state of the logs, ``open_letters`` the dead letters.
 
         Raises:
+            AclError: the file of users can't be used.
             TlsConfigError: the certificate's files can't be used.
         """
         random = random or Random()
@@ -129,6 +132,7 @@ class Broker:
         self.statsd = Statsd(self, self.defects)
         self.tls = server_tls(options)
         self.auth_servers = AuthServers(options, random) if options.auth_http_address else None
+        self.users = users_of(options)
         self.logs = LogTopics(folder, options, self.topics, self.clock, open_state)
         self._turn = Turn()
         self.policies = Policies(
@@ -160,7 +164,8 @@ class Broker:
 
     def _client_context(self) -> ClientContext:
         options = self.options
-        features = server_features(options, self.registry.keys.epoch)
+        has_tokens = self.users is not None and self.users.file.acl.has_tokens
+        features = server_features(options, self.registry.keys.epoch, has_tokens=has_tokens)
         commands = Commands(
             self.registry,
             self.clock,
@@ -170,7 +175,11 @@ class Broker:
             max_channel_consumers=options.max_channel_consumers,
         )
         handlers = commands.handlers
-        if self.auth_servers is not None:
+        if self.users is not None:
+            grants = AclGrants(self.users, self.auth_servers, self.clients, self.clock)
+            by_certificate = grants.by_certificate
+            handlers = AuthCommands(handlers, grants, self.clock, by_certificate).handlers
+        elif self.auth_servers is not None:
             handlers = AuthCommands(handlers, self.auth_servers, self.clock).handlers
         return ClientContext(
             features=features,
@@ -272,6 +281,8 @@ class Broker:
             ("policy", "policies", self.policies.run),
             ("loop_lag", "event loop lag", partial(watch_loop_lag, self.loop_lag_s)),
         ]
+        if self.users is not None:
+            timers.append(("acl", "users of --acl-file", self.users.file.watch))
         if options.statsd_address:
             timers.append(("statsd", "statsd", self.statsd.run))
         for part, name, timer in timers:
