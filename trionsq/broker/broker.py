@@ -24,11 +24,12 @@ from trionsq.broker.heartbeats import TimingWheel
 from trionsq.broker.identify import IdentifyCommand, server_features, server_tls
 from trionsq.broker.logs import LogTopics
 from trionsq.broker.lookup import Lookups
+from trionsq.broker.memory_guard import MemoryGuard
 from trionsq.broker.metadata import MetadataKeeper
 from trionsq.broker.options import NsqdOptions
 from trionsq.broker.policies import Policies
 from trionsq.broker.registry import TopicRegistry
-from trionsq.broker.runtime import Clock, ListeningPorts, LiveOptions
+from trionsq.broker.runtime import Clock, ListeningPorts, LiveOptions, command_limits
 from trionsq.broker.saving import retry_until_saved, save_all
 from trionsq.broker.statsd import Statsd
 from trionsq.broker.timers import (
@@ -40,7 +41,7 @@ from trionsq.broker.timers import (
 from trionsq.broker.topic import Topic
 from trionsq.daemon.looplag import LOOP_LAG_BOUNDS_S, watch_loop_lag
 from trionsq.disk import Disk
-from trionsq.durations import MILLISECOND_NS, SECOND_NS
+from trionsq.durations import SECOND_NS
 from trionsq.histogram import Histogram
 from trionsq.storage.folder import Background, DataFolder
 from trionsq.storage.log.rows import State
@@ -48,7 +49,6 @@ from trionsq.storage.log.state import SqliteState
 from trionsq.storage.metadata import IdReserve, TopicRecord, load_metadata
 from trionsq.transports.transport import Transport
 from trionsq.wire.errors import DRAINING
-from trionsq.wire.lines import CommandLimits
 
 __all__ = ["Broker", "data_folder"]
 
@@ -83,7 +83,7 @@ class Broker:
         checks: whether the counters of each queue add up.
         loop_lag_s: how late the event loop is, in seconds.
         drain: refuses publishes and waits until nothing is left.
-        disk_guard: refuses publishes while the disk is nearly full.
+        disk_guard, memory_guard: --min-free-disk and --max-memory.
         unsaved: after `run`, what could not be saved: a line for each topic or channel.
     """
 
@@ -118,6 +118,7 @@ class Broker:
         self.unsaved: list[str] = []
         self.chores = Chores(self.defects)
         self.drain = Drain(self.topics, options.drain_timeout_ns)
+        self.memory_guard = MemoryGuard(self.topics, options.max_memory)
         self.disk_guard = DiskGuard(folder, self.topics, self.drain, options.min_free_disk)
         self.checks = Checks(self.topics, self.clients)
         self.lookups = Lookups(self.live_options, self.ports, self.topics, self.defects)
@@ -164,7 +165,7 @@ class Broker:
             handlers = AuthCommands(handlers, self.auth_servers, self.clock).handlers
         return ClientContext(
             features=features,
-            limits=_limits(options),
+            limits=command_limits(options),
             tls_required=options.tls_required != "false",
             requeue_on_disconnect=options.requeue_on_disconnect,
             clock=self.clock,
@@ -248,6 +249,7 @@ class Broker:
             ("check", "checks", self.checks.run),
             ("drain", "drain", self.drain.run),
             ("disk_guard", "disk guard", self.disk_guard.run),
+            ("memory_guard", "memory guard", self.memory_guard.run),
             ("scan", "queue scan", scan),
             ("heartbeat", "heartbeats", heartbeats),
             ("disk_sync", "disk syncs", partial(run_disk_syncs, folder, sync_s)),
@@ -387,13 +389,4 @@ def data_folder(options: NsqdOptions, disk: Disk, background: Background) -> Dat
         max_file_bytes=options.max_bytes_per_file,
         max_body_bytes=options.max_msg_size,
         sync_every=options.sync_every,
-    )
-
-
-def _limits(options: NsqdOptions) -> CommandLimits:
-    return CommandLimits(
-        max_msg_size=options.max_msg_size,
-        max_body_size=options.max_body_size,
-        max_rdy_count=options.max_rdy_count,
-        max_req_timeout_ms=options.max_req_timeout_ns // MILLISECOND_NS,
     )

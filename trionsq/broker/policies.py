@@ -265,7 +265,8 @@ class Policies:
         lines = 0
         logs = self._clock.now_s() >= self._log_at_s
         for topic in list(self._topics.values()):
-            for core in [*topic.core.channels.values(), topic.core]:
+            cores: list[TopicState | ChannelState] = [*topic.core.channels.values(), topic.core]
+            for core in cores:
                 if not is_governed(core):
                     continue
                 with self._defects.fence("policy", f"{core!r}"):

@@ -10,8 +10,10 @@ from typing import Final
 import trio
 
 from trionsq.broker.options import NsqdOptions
+from trionsq.durations import MILLISECOND_NS
+from trionsq.wire.lines import CommandLimits
 
-__all__ = ["Clock", "ListeningPorts", "LiveOptions"]
+__all__ = ["Clock", "ListeningPorts", "LiveOptions", "command_limits"]
 
 # Two clocks cannot be read at once.
 _JITTER_NS: Final = 10_000_000
@@ -116,3 +118,13 @@ class ListeningPorts:
     tcp: int = 0
     http: int = 0
     https: int = 0
+
+
+def command_limits(options: NsqdOptions) -> CommandLimits:
+    """Return the limits of what a client may send."""
+    return CommandLimits(
+        max_msg_size=options.max_msg_size,
+        max_body_size=options.max_body_size,
+        max_rdy_count=options.max_rdy_count,
+        max_req_timeout_ms=options.max_req_timeout_ns // MILLISECOND_NS,
+    )

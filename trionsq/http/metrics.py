@@ -104,6 +104,10 @@ _DISK: Final = (
     gauge("nsqd_disk_free_bytes", "Free bytes of the data path's disk; with --min-free-disk only."),
     gauge("nsqd_disk_low", "1 while publishes are refused because of --min-free-disk."),
 )
+_MEMORY: Final = (
+    gauge("nsqd_memory_message_bytes", "Bytes of waiting messages in memory; with --max-memory."),
+    counter("nsqd_memory_moved_messages", "Messages moved to disk because of --max-memory."),
+)
 _TOPIC_DROPPED: Final = counter(
     "nsqd_topic_dropped_messages", "Messages discarded on purpose, by reason."
 )
@@ -189,6 +193,7 @@ async def _gather(broker: Broker, gate: Gate) -> Sequence[MetricSet]:
         *gate_metrics("nsqd", gate),
         *_keys(broker.registry.keys),
         *_logs(broker),
+        Table(_MEMORY, [({}, [broker.memory_guard.nbytes, broker.memory_guard.moved_count])]),
         Table(_DISK, [({}, [broker.disk_guard.free_bytes, broker.disk_guard.is_low])]),
         storages,
         logs,
