@@ -35,6 +35,8 @@ log = logging.getLogger("trionsq")
 
 # A file is copied in pieces of 1 MiB: the time of the system calls no longer shows.
 _PIECE_BYTES: Final = 1 << 20
+# The times of a file need not be durable.
+_sync_content: Final = getattr(os, "fdatasync", os.fsync)
 
 
 class DiskFile(Protocol):
@@ -42,6 +44,12 @@ class DiskFile(Protocol):
 
     def write(self, data: bytes, offset: int) -> None:
         """Write all of ``data``. After an error the file may hold any part of it."""
+
+    def write_durably(self, data: bytes, offset: int) -> None:
+        """Write all of ``data``, and make that durable; what was written before may not be.
+
+        After an error the file may hold any part of it, and any part of that may be durable.
+        """
 
     def read(self, max_bytes: int, offset: int) -> bytes:
         """Return up to ``max_bytes`` bytes; fewer only at the end of the file."""
@@ -192,6 +200,10 @@ class RealFile:
     def __repr__(self) -> str:
         return f"<RealFile {self.path}>"
 
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._fd
+
     def write(self, data: bytes, offset: int) -> None:
         try:
             written = os.pwrite(self._fd, data, offset)
@@ -202,6 +214,10 @@ class RealFile:
                 written += count
         except OSError as error:
             raise self._named(error) from None
+
+    def write_durably(self, data: bytes, offset: int) -> None:
+        self.write(data, offset)
+        self.sync()
 
     def read(self, max_bytes: int, offset: int) -> bytes:
         try:
@@ -233,7 +249,7 @@ class RealFile:
 
     def sync(self) -> None:
         try:
-            os.fsync(self._fd)
+            _sync_content(self._fd)
         except OSError as error:
             raise self._named(error) from None
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from trionsq.broker.background import ThreadBackground
+from trionsq.disk import RealDisk
 from trionsq.storage.folder import Job, JobDone
 
 LIMIT_S = 60.0
@@ -258,3 +262,94 @@ async def test_a_series_stops_with_the_background() -> None:
     release.set()
     assert ended.wait(LIMIT_S)
     assert ran == [1]
+
+
+# Single writes
+
+
+@pytest.fixture(params=["kernel", "thread"])
+async def writer(
+    request: pytest.FixtureRequest, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> ThreadBackground:
+    """What writes, with io_uring and without it."""
+    if request.param == "thread":
+        monkeypatch.setattr("trionsq.broker.background.open_ring", lambda: None)
+    made = ThreadBackground()
+    await nursery.start(made.run)
+    if request.param == "kernel" and not made.writes_directly:
+        pytest.skip("the system has no io_uring, or does not let us use it")
+    assert made.writes_directly == (request.param == "kernel")
+    return made
+
+
+async def test_single_writes_are_in_the_file_when_it_is_told(
+    writer: ThreadBackground, tmp_path: Path
+) -> None:
+    """Many at once, more than the kernel takes; all are there, and each is told of once."""
+    file = RealDisk(tmp_path).create("file")
+    told: list[Exception | None] = []
+    for at in range(30):
+        writer.submit_write(file, b"%04d" % at, 4 * at, told.append)
+    with trio.fail_after(LIMIT_S):
+        await writer.wait_idle()
+    assert told == [None] * 30
+    assert file.read(1_000, 0) == b"".join(b"%04d" % at for at in range(30))
+    file.close()
+
+
+async def test_a_single_write_that_fails_is_told_of(
+    writer: ThreadBackground, tmp_path: Path
+) -> None:
+    """The error is the system's; a defect of who hears of it does not end the background."""
+    (tmp_path / "file").write_bytes(b"")
+    file = RealDisk(tmp_path, open_flags=os.O_RDONLY).open("file")
+    told: list[Exception | None] = []
+
+    def hear(error: Exception | None) -> None:
+        told.append(error)
+        raise ValueError("broken")
+
+    for _ in range(2):
+        writer.submit_write(file, b"no", 0, hear)
+        with trio.fail_after(LIMIT_S):
+            await writer.wait_idle()
+    assert [isinstance(error, OSError) and error.errno for error in told] == [errno.EBADF] * 2
+    assert writer.defects.count == 2
+    file.close()
+
+
+async def test_what_follows_a_single_write_is_waited_for(
+    writer: ThreadBackground, tmp_path: Path
+) -> None:
+    """The next write, or a job, that is submitted when the one before it has ended."""
+    file = RealDisk(tmp_path).create("file")
+    told: list[str] = []
+
+    def second(error: Exception | None) -> None:
+        told.append("second")
+        writer.submit(lambda: None, lambda error: told.append("job"))
+
+    def first(error: Exception | None) -> None:
+        told.append("first")
+        writer.submit_write(file, b"b", 1, second)
+
+    writer.submit_write(file, b"a", 0, first)
+    with trio.fail_after(LIMIT_S):
+        await writer.wait_idle()
+    assert told == ["first", "second", "job"]
+    file.close()
+
+
+async def test_a_single_write_after_the_end_does_not_begin(
+    tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    """As with jobs: whoever waits for it is being cancelled, too."""
+    file = RealDisk(tmp_path).create("file")
+    async with trio.open_nursery() as own:
+        background = ThreadBackground()
+        await own.start(background.run)
+        own.cancel_scope.cancel()
+    background.submit_write(file, b"no", 0, lambda error: pytest.fail("told"))
+    await trio.testing.wait_all_tasks_blocked()
+    assert file.size() == 0
+    file.close()

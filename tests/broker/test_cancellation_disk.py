@@ -18,8 +18,9 @@ from trionsq.broker.broker import Broker
 from trionsq.broker.runtime import Clock
 from trionsq.core.channel import ChannelState
 from trionsq.core.topic import TopicState
+from trionsq.disk import DiskFile
 from trionsq.storage.folder import Job, JobDefects, JobDone, NextJob
-from trionsq.testing.background import submit_in_turn
+from trionsq.testing.background import submit_as_job, submit_in_turn
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.memory import nsqd_in_memory
@@ -34,6 +35,7 @@ class LateBackground:
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self.defects = JobDefects()
+        self.writes_directly = True
         self._nursery = nursery
         self._under_way = 0
         self._idle = trio.Event()
@@ -44,6 +46,9 @@ class LateBackground:
 
     def submit_series(self, next_job: NextJob) -> None:
         submit_in_turn(self.submit, next_job)
+
+    def submit_write(self, file: DiskFile, data: bytes, offset: int, done: JobDone) -> None:
+        submit_as_job(self.submit, file, data, offset, done)
 
     async def _run(self, job: Job, done: JobDone) -> None:
         await trio.sleep(DISK_DELAY_S)

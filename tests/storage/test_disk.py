@@ -215,7 +215,12 @@ def test_a_write_that_makes_no_progress_is_an_error(
 
 @pytest.mark.parametrize(
     ("function", "operation"),
-    [("pwrite", "write"), ("pread", "read"), ("ftruncate", "truncate"), ("fsync", "sync")],
+    [
+        ("os.pwrite", "write"),
+        ("os.pread", "read"),
+        ("os.ftruncate", "truncate"),
+        ("trionsq.disk._sync_content", "sync"),
+    ],
 )
 def test_real_errors_name_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, operation: str
@@ -226,7 +231,7 @@ def test_real_errors_name_the_file(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     file = RealDisk(tmp_path).create("a")
-    monkeypatch.setattr(os, function, failing)
+    monkeypatch.setattr(function, failing)
     args = {"write": (b"abc", 0), "read": (1, 0), "truncate": (0,), "sync": ()}[operation]
     with pytest.raises(OSError, match="Input/output error") as caught:
         getattr(file, operation)(*args)

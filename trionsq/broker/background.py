@@ -1,14 +1,17 @@
-"""Blocking disk work in threads."""
+"""Blocking disk work in threads, and single writes by the kernel itself where it lets us."""
 
 from __future__ import annotations
 
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from typing import Final, TypeAlias
 
 import outcome
 import trio
 
+from trionsq.broker.uring import Ring, open_ring
+from trionsq.disk import DiskFile, RealFile
 from trionsq.storage.folder import Job, JobDefects, JobDone, NextJob
 
 __all__ = ["ThreadBackground"]
@@ -36,6 +39,7 @@ class ThreadBackground:
         # At most one job of each disk queue, and of each other file; with what follows it.
         self._waiting: deque[tuple[_Work, NextJob]] = deque()
         self._running = 0
+        self._ring: Ring | None = None
         self._idle = trio.Event()
 
     def __repr__(self) -> str:
@@ -47,11 +51,42 @@ class ThreadBackground:
         Later ones do not begin: a broker that is cancelled at the same time may still submit some.
         """
         self._token = trio.lowlevel.current_trio_token()
+        ring = self._ring = open_ring()
         task_status.started()
         try:
-            await trio.sleep_forever()
+            if ring is None:
+                await trio.sleep_forever()
+            else:
+                await self._hear_of_writes(ring)
         finally:
             self._has_ended = True
+            self._ring = None
+            if ring is not None:
+                ring.close()
+
+    async def _hear_of_writes(self, ring: Ring) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(ring.fileno())
+            ring.end_writes()
+            if not len(ring) and not self._running:
+                self._tell_idle()
+
+    @property
+    def writes_directly(self) -> bool:
+        return self._ring is not None
+
+    def submit_write(self, file: DiskFile, data: bytes, offset: int, done: JobDone) -> None:
+        """Have the kernel write, or a thread; see `Background`.
+
+        After the end of `run` nothing happens.
+        """
+        ring = self._ring
+        if (
+            ring is None
+            or type(file) is not RealFile
+            or not ring.submit_write(file.fileno(), data, offset, partial(self._tell, done))
+        ):
+            self.submit(partial(file.write_durably, data, offset), done)
 
     def submit(self, job: Job, done: JobDone) -> None:
         """Run ``job`` in a thread, then call ``done`` in trio's. Jobs begin in order.
@@ -132,10 +167,13 @@ class ThreadBackground:
             self._running -= 1
         self._tell(done, error)
         if not self._running:
-            self._idle.set()
-            self._idle = trio.Event()
+            self._tell_idle()
+
+    def _tell_idle(self) -> None:
+        self._idle.set()
+        self._idle = trio.Event()
 
     async def wait_idle(self) -> None:
-        """Wait until all jobs are done, with those that they submit."""
-        while self._running:
+        """Wait until all jobs and writes are done, with those that they submit."""
+        while self._running or self._ring:
             await self._idle.wait()

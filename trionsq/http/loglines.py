@@ -13,7 +13,7 @@ import msgspec
 
 from trionsq.core.batch import MessageBatch, Segment
 from trionsq.core.subscription import Delivery
-from trionsq.storage.log.segmentwriter import sequences_of
+from trionsq.storage.log.segmentfile import sequences_of
 from trionsq.wire.logstream import encode_note
 
 __all__ = ["Frames", "Lines", "LogForm", "slice_end"]

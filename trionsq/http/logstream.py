@@ -23,7 +23,7 @@ from trionsq.storage.folder import error_text
 from trionsq.storage.log.reading import Place
 from trionsq.storage.log.runs import LogRun, LostRange, durable_end, read_run
 from trionsq.storage.log.seeking import WantedPosition, find_position, first_kept
-from trionsq.storage.log.segmentwriter import sequences_of
+from trionsq.storage.log.segmentfile import sequences_of
 from trionsq.storage.log.tokens import token_at
 from trionsq.storage.log.topiclog import TopicLog
 

@@ -99,6 +99,7 @@ _STATE: Final = (
     counter("nsqd_log_state_commits", "Transactions of the logs' state."),
     counter("nsqd_log_state_commit_failures", "Transactions that failed; each is repeated."),
     gauge("nsqd_log_disk_full", "1 while no log takes messages: finishing needs the last room."),
+    gauge("nsqd_log_io_uring", "1 if the kernel writes small rounds by io_uring, without threads."),
 )
 _DISK: Final = (
     gauge("nsqd_disk_free_bytes", "Free bytes of the data path's disk; with --min-free-disk only."),
@@ -284,7 +285,8 @@ def _logs(broker: Broker) -> list[MetricSet]:
     figures = StateFigures() if node is None else node.figures
     state: list[tuple[Labels, Sequence[float | None]]] = []
     if node is not None:
-        state.append(({}, [figures.commits, figures.failed_commits, node.is_full]))
+        is_direct = broker.folder.background.writes_directly
+        state.append(({}, [figures.commits, figures.failed_commits, node.is_full, is_direct]))
     return [
         Table(_STATE, state),
         HistogramMetrics.of(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
 
-from trionsq.disk import Disk, FolderLock, FolderLockError
+from trionsq.disk import Disk, DiskFile, FolderLock, FolderLockError
 from trionsq.histogram import Histogram
 from trionsq.storage.positions import QueueStart
 
@@ -126,6 +126,10 @@ class Background(Protocol):
 
     defects: JobDefects
 
+    @property
+    def writes_directly(self) -> bool:
+        """Whether `submit_write` costs less than a job that writes."""
+
     def submit(self, job: Job, done: JobDone) -> None:
         """Run ``job``, usually in a thread; then call ``done`` with its exception, if any.
 
@@ -139,8 +143,15 @@ class Background(Protocol):
         of that is called. The ``done`` have the order of the jobs.
         """
 
+    def submit_write(self, file: DiskFile, data: bytes, offset: int, done: JobDone) -> None:
+        """Write to a file, which stays open, and make that durable; then call ``done``.
+
+        What else was written to the file may still not be durable. After an error, any part of the
+        data may be written, and none of it may be durable.
+        """
+
     async def wait_idle(self) -> None:
-        """Wait until all submitted jobs are done."""
+        """Wait until all submitted jobs and writes are done."""
 
 
 def _in_steps(queues: Iterable[_T]) -> Iterator[list[_T]]:

@@ -8,13 +8,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import trio
 
+from trionsq.disk import DiskFile
 from trionsq.storage.folder import Job, JobDefects, JobDone, NextJob
 
-__all__ = ["DelayedBackground", "HeldBackground", "InlineBackground", "submit_in_turn"]
+__all__ = [
+    "DelayedBackground",
+    "HeldBackground",
+    "InlineBackground",
+    "submit_as_job",
+    "submit_in_turn",
+]
 
 _MAX_JOBS: Final = 10_000
 
@@ -24,10 +32,12 @@ class InlineBackground:
 
     Attributes:
         defects: exceptions of jobs other than OSError.
+        writes_directly: `submit_write` is preferred to a job that writes.
     """
 
     def __init__(self) -> None:
         self.defects = JobDefects()
+        self.writes_directly = True
         self._waiting: deque[tuple[Job, JobDone]] = deque()
         self._runs = False
 
@@ -47,6 +57,9 @@ class InlineBackground:
     def submit_series(self, next_job: NextJob) -> None:
         submit_in_turn(self.submit, next_job)
 
+    def submit_write(self, file: DiskFile, data: bytes, offset: int, done: JobDone) -> None:
+        submit_as_job(self.submit, file, data, offset, done)
+
     async def wait_idle(self) -> None:
         return None
 
@@ -57,11 +70,13 @@ class HeldBackground:
     Attributes:
         submitted: number of all jobs so far.
         defects: exceptions of jobs other than OSError.
+        writes_directly: `submit_write` is preferred to a job that writes.
     """
 
     def __init__(self) -> None:
         self.submitted = 0
         self.defects = JobDefects()
+        self.writes_directly = True
         self._waiting: deque[tuple[Job, JobDone]] = deque()
         self._started: deque[tuple[Exception | None, JobDone]] = deque()
 
@@ -78,6 +93,9 @@ class HeldBackground:
 
     def submit_series(self, next_job: NextJob) -> None:
         submit_in_turn(self.submit, next_job)
+
+    def submit_write(self, file: DiskFile, data: bytes, offset: int, done: JobDone) -> None:
+        submit_as_job(self.submit, file, data, offset, done)
 
     def start_one(self) -> None:
         """Run the next job without calling its ``done``.
@@ -120,11 +138,13 @@ class DelayedBackground:
 
     Attributes:
         defects: exceptions of jobs other than OSError.
+        writes_directly: `submit_write` is preferred to a job that writes.
     """
 
     def __init__(self, run_later: Callable[[Callable[[], None]], None]) -> None:
         """``run_later`` calls the given function later, in the run of the broker, or never."""
         self.defects = JobDefects()
+        self.writes_directly = True
         self._run_later = run_later
         self._jobs = 0
         self._idle = trio.Event()
@@ -147,9 +167,19 @@ class DelayedBackground:
     def submit_series(self, next_job: NextJob) -> None:
         submit_in_turn(self.submit, next_job)
 
+    def submit_write(self, file: DiskFile, data: bytes, offset: int, done: JobDone) -> None:
+        submit_as_job(self.submit, file, data, offset, done)
+
     async def wait_idle(self) -> None:
         while self._jobs:
             await self._idle.wait()
+
+
+def submit_as_job(
+    submit: Callable[[Job, JobDone], None], file: DiskFile, data: bytes, offset: int, done: JobDone
+) -> None:
+    """Submit a job that writes, and makes that durable; see `Background.submit_write`."""
+    submit(partial(file.write_durably, data, offset), done)
 
 
 def submit_in_turn(submit: Callable[[Job, JobDone], None], next_job: NextJob) -> None:

@@ -26,12 +26,12 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from copy import deepcopy
-from fnmatch import fnmatchcase
 from pathlib import Path
 from random import Random
 from threading import Lock
 from typing import Final, TypeVar
 
+from trionsq.testing.faults import PlannedFault
 from trionsq.testing.pagecache import FileContent, FolderNames, torn_range
 
 __all__ = ["OPERATIONS", "Crashed", "SimulatedDisk", "SimulatedFile"]
@@ -49,26 +49,6 @@ _T = TypeVar("_T")
 
 class Crashed(BaseException):
     """The simulated machine stopped. Not an Exception: error handlers must not continue."""
-
-
-class _Fault:
-    """An error that a future operation will have."""
-
-    def __init__(
-        self, error_number: int, at: int, forever: bool, only: Collection[str], name: str
-    ) -> None:
-        self.error_number = error_number
-        self._left = at
-        self._forever = forever
-        self._only = only
-        self._name = name
-
-    def meets(self, operation: str, names: tuple[str, ...]) -> bool:
-        """Count the operation if it matches; return whether it has to fail."""
-        if operation not in self._only or not any(fnmatchcase(name, self._name) for name in names):
-            return False
-        self._left -= 1
-        return self._left == 0 or (self._forever and self._left < 0)
 
 
 class SimulatedDisk:
@@ -103,7 +83,7 @@ class SimulatedDisk:
         self._random = random or Random(0)
         self._folder = FolderNames()
         self._handles: set[SimulatedFile] = set()
-        self._planned: list[_Fault] = []
+        self._planned: list[PlannedFault] = []
         self._crash_in = 0
         self._lock = Lock()
 
@@ -161,7 +141,7 @@ class SimulatedDisk:
         if at < 1 or not OPERATIONS.issuperset(only or ()):
             raise ValueError(f"no such operations: at={at}, only={only}")
         with self._lock:
-            self._planned.append(_Fault(error_number, at, forever, only or OPERATIONS, name))
+            self._planned.append(PlannedFault(error_number, at, forever, only or OPERATIONS, name))
 
     def heal(self) -> None:
         """Cancel all present and planned failures."""
@@ -350,6 +330,11 @@ class SimulatedFile:
             self._change(offset + last, data[last:count])
 
         self._perform("write", write, tear)
+
+    def write_durably(self, data: bytes, offset: int) -> None:
+        content = self.content
+        self.write(data, offset)
+        self._perform("sync", content.mark_newest_durable, content.mark_newest_uncertain)
 
     def read(self, max_bytes: int, offset: int) -> bytes:
         def read() -> bytes:

@@ -48,6 +48,15 @@ class _History(Generic[_Change]):
             (change, new_state if state is _ChangeState.DIRTY else state)
             for change, state in self._changes
         ]
+        return self._pop_durable()
+
+    def mark_newest(self, new_state: _ChangeState) -> list[_Change]:
+        """Do the same with the newest change alone."""
+        change, _ = self._changes[-1]
+        self._changes[-1] = (change, new_state)
+        return self._pop_durable()
+
+    def _pop_durable(self) -> list[_Change]:
         count = 0
         for _, is_durable in self:
             if not is_durable:
@@ -75,6 +84,14 @@ class FileContent:
 
     def mark_uncertain(self) -> None:
         self._mark(_ChangeState.UNCERTAIN)
+
+    def mark_newest_durable(self) -> None:
+        """Make the newest change durable, but not those before it."""
+        for change in self.history.mark_newest(_ChangeState.DURABLE):
+            _apply(self.durable, *change)
+
+    def mark_newest_uncertain(self) -> None:
+        self.history.mark_newest(_ChangeState.UNCERTAIN)
 
     def _mark(self, new_state: _ChangeState) -> None:
         for change in self.history.mark(new_state):

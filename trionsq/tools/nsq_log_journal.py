@@ -75,6 +75,9 @@ class JournaledSegment:
     def write(self, data: bytes, offset: int) -> None:
         raise OSError(errno.EBADF, "only for reading")
 
+    def write_durably(self, data: bytes, offset: int) -> None:
+        raise OSError(errno.EBADF, "only for reading")
+
     def truncate(self, size: int) -> None:
         raise OSError(errno.EBADF, "only for reading")
 

@@ -15,7 +15,8 @@ from trionsq.histogram import Histogram
 from trionsq.storage.log import segments as segments_module
 from trionsq.storage.log.ranges import MessageRange
 from trionsq.storage.log.reading import Place, read_block, read_ranges
-from trionsq.storage.log.segmentwriter import SegmentFile, SegmentWriter, end_of, sequences_of
+from trionsq.storage.log.segmentfile import SegmentFile, end_of, sequences_of
+from trionsq.storage.log.segmentwriter import SegmentWriter
 from trionsq.testing.disk import SimulatedDisk
 
 INDEX_EVERY_BYTES = 300

@@ -65,6 +65,7 @@ def test_a_publish_of_an_idle_node_waits_for_its_round() -> None:
 def test_a_job_takes_what_gathered_before_the_one_before_is_told_of() -> None:
     """Many publishers do not wait for a turn of the event loop; they hear in order."""
     node = Node()
+    node.jobs.writes_directly = False
     bodies = [b"%d" % number for number in range(100)]
     heard: list[bytes] = []
     for body in bodies:
@@ -82,6 +83,7 @@ def test_a_job_takes_what_gathered_before_the_one_before_is_told_of() -> None:
 def test_few_messages_wait_for_a_turn_of_the_event_loop() -> None:
     """Then they have become more: rounds of one or two would cost more than they bring."""
     node = Node()
+    node.jobs.writes_directly = False
     for body in (b"a", b"b"):
         publish(node, body)
     node.jobs.start_one()
@@ -97,6 +99,7 @@ def test_few_messages_wait_for_a_turn_of_the_event_loop() -> None:
 def test_behind_a_round_that_failed_the_next_one_waits() -> None:
     """The event loop hears first which sequences have no message."""
     node = Node()
+    node.jobs.writes_directly = False
     node.disk.fail(errno.EIO, only=["write"])
     node.disk.fail(errno.EIO, at=2, only=["write"])
     rounds = [publish(node, body) for body in [b"a", *[b"b"] * 100]]

@@ -20,7 +20,7 @@ from trionsq.storage.log.peek import LogPart
 from trionsq.storage.log.ranges import Gaps
 from trionsq.storage.log.reading import Place
 from trionsq.storage.log.runs import LostRange, durable_end, read_run
-from trionsq.storage.log.segmentwriter import sequences_of
+from trionsq.storage.log.segmentfile import sequences_of
 from trionsq.storage.log.tokens import ForeignTokenError, ReadToken, check_token, token_at
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.wire.logstream import LogMessages, LogStreamDecoder

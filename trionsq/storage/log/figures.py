@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from trionsq.histogram import Histogram
 from trionsq.storage.folder import FSYNC_BOUNDS_S
-from trionsq.storage.log.segmentwriter import SegmentFile
+from trionsq.storage.log.segmentfile import SegmentFile
 
 __all__ = ["LogFigures", "StateFigures"]
 

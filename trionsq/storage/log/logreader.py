@@ -17,8 +17,8 @@ from trionsq.storage.log.reading import (
     read_ranges,
     share_nbytes,
 )
+from trionsq.storage.log.segmentfile import SegmentFile
 from trionsq.storage.log.segments import Damage
-from trionsq.storage.log.segmentwriter import SegmentFile
 
 __all__ = ["LogReader", "ReadHost"]
 

@@ -31,8 +31,9 @@ from trionsq.storage.log.rows import (
     State,
 )
 from trionsq.storage.log.seeking import begin_cursor
+from trionsq.storage.log.segmentfile import SegmentFile
 from trionsq.storage.log.segments import Damage
-from trionsq.storage.log.segmentwriter import SegmentFile, SegmentWriter
+from trionsq.storage.log.segmentwriter import SegmentWriter
 from trionsq.storage.log.storedkeys import StoredKeys
 from trionsq.storage.log.tailcache import TailCache
 from trionsq.storage.log.topiclog import TopicLog

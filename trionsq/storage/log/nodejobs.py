@@ -2,7 +2,8 @@
 
 There is one at a time. What the event loop asks for meanwhile is the next one. If that is much, the
 same thread takes it, and the disk does not wait for a turn of the event loop. If it is little, the
-event loop begins it, and by then it is more.
+event loop begins it, and by then it is more. A job that is one write needs no thread if the system
+writes by itself.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from trionsq.storage.folder import Background, Job, JobDone
 from trionsq.storage.log.journals import Journals
 from trionsq.storage.log.roundjob import RoundJob
 from trionsq.storage.log.rows import Change, State, StateError, numbers_added
+from trionsq.storage.log.segmentfile import RoundWrite
 from trionsq.storage.log.topiclog import TopicLog
 
 __all__ = ["NodeJob", "NodeJobs"]
@@ -60,6 +62,12 @@ class NodeJob:
         """Whether some of it was not done."""
         return self.failure is not None or any(job.error for job in self.rounds)
 
+    def single_write(self) -> RoundWrite | None:
+        """Return the write that the job is; None if there is more to do."""
+        if self.changes or self.committed is not None or len(self.rounds) != 1:
+            return None
+        return self.rounds[0].encode()
+
 
 class NodeJobs:
     """Gathers the next job while one is under way. For the event loop's thread."""
@@ -88,6 +96,7 @@ class NodeJobs:
         self._failed: list[Change] = []
         self._commits = 0
         self._is_working = False
+        self._messages_to_go_on = _MESSAGES_TO_GO_ON
 
     def __repr__(self) -> str:
         return f"<NodeJobs working={self._is_working} rounds={len(self._rounds)}>"
@@ -159,6 +168,12 @@ class NodeJobs:
         if first is None:
             return
         self._is_working = True
+        write = first.single_write() if self._background.writes_directly else None
+        if write is not None:
+            first.is_last = True
+            written = partial(self._end_write, first)
+            self._background.submit_write(write.file, write.data, write.offset, written)
+            return
         newest: NodeJob | None = None
 
         def next_job() -> tuple[Job, JobDone] | None:
@@ -197,7 +212,7 @@ class NodeJobs:
         """
         job.is_last = (
             job.has_failed
-            or self._messages < _MESSAGES_TO_GO_ON
+            or self._messages < self._messages_to_go_on
             or self._commits >= _COMMITS_PER_CHECKPOINT
         )
         return None if job.is_last else self._take_job()
@@ -219,9 +234,18 @@ class NodeJobs:
         without_row = numbers_added(job.changes) if job.failure else set()
         for one in job.rounds:
             if one.log.number in without_row:
-                one.error = job.failure
+                one.error = OSError(str(job.failure))  # the disk's, not a defect of ours
         self._journals.write([one for one in job.rounds if one.error is None])
         job.logs_to_sync = self._journals.logs_to_sync()
+
+    def _end_write(self, job: NodeJob, error: Exception | None) -> None:
+        """Hear that the one write of a job has ended."""
+        (one,) = job.rounds
+        if error is None:
+            one.end_write()
+            self._end(job, None)
+        else:
+            self._background.submit(one.rescue_write, partial(self._end, job))
 
     def _end(self, job: NodeJob, error: Exception | None) -> None:
         """Hear of a job in the event loop; go on if its thread does not."""

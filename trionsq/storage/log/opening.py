@@ -43,8 +43,8 @@ from trionsq.storage.log.rows import (
     UpdateChannel,
     UpdateTopic,
 )
+from trionsq.storage.log.segmentfile import SegmentFile
 from trionsq.storage.log.segments import read_header, scan_segment
-from trionsq.storage.log.segmentwriter import SegmentFile
 from trionsq.storage.log.topiclog import TopicLog
 
 __all__ = ["FoundLog", "open_logs"]

@@ -14,8 +14,8 @@ from trionsq.core.peek import MAX_SEGMENTS, Page, PeekStale, PeekTooFar
 from trionsq.disk import Disk
 from trionsq.storage.log.ranges import Gaps, HeldRange, MessageRange
 from trionsq.storage.log.reading import is_stale, read_block, read_ranges
+from trionsq.storage.log.segmentfile import SegmentFile, end_of, sequences_of
 from trionsq.storage.log.segments import Damage
-from trionsq.storage.log.segmentwriter import SegmentFile, end_of, sequences_of
 
 __all__ = ["MAX_SCANNED_BYTES", "HeldView", "LogPart", "LogView"]
 

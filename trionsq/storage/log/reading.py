@@ -11,8 +11,8 @@ from trionsq.core.batch import MessageBatch, Segment
 from trionsq.disk import Disk, DiskFile, close_quietly
 from trionsq.storage.log.batches import join_batches
 from trionsq.storage.log.ranges import MessageRange
+from trionsq.storage.log.segmentfile import SegmentFile, end_of, sequences_of
 from trionsq.storage.log.segments import Damage, SparseIndex, read_records, scan_segment
-from trionsq.storage.log.segmentwriter import SegmentFile, end_of, sequences_of
 
 __all__ = [
     "Block",

@@ -17,8 +17,8 @@ from trionsq.core.round import Round
 from trionsq.storage.folder import error_text
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.replacement import Replacement, ReplacementLimits
+from trionsq.storage.log.segmentfile import SegmentFile
 from trionsq.storage.log.segmentlist import replace_segments
-from trionsq.storage.log.segmentwriter import SegmentFile
 from trionsq.storage.log.snapshot import Snapshots
 from trionsq.storage.log.topiclog import TopicLog
 

@@ -10,7 +10,8 @@ from trionsq.core.round import Round
 from trionsq.storage.log.journal import JournalPiece
 from trionsq.storage.log.logreader import ReadHost
 from trionsq.storage.log.rows import Change
-from trionsq.storage.log.segmentwriter import SegmentFile, SegmentWriter, end_of
+from trionsq.storage.log.segmentfile import RoundWrite, SegmentFile, end_of
+from trionsq.storage.log.segmentwriter import SegmentWriter
 from trionsq.storage.log.storedkeys import StoredKeys
 from trionsq.storage.log.tailcache import TailCache
 
@@ -82,6 +83,7 @@ class RoundJob(Generic[_Log]):
         self._alone = False
         # The sequence of the next message, if the disk has to show that it works again.
         self._probe_at: int | None = None
+        self._write: RoundWrite | None = None
 
     def add_batch(self, batch: MessageBatch, first: int) -> Round:
         """Take a batch, whose first message has the sequence ``first``; return the round."""
@@ -132,6 +134,31 @@ class RoundJob(Generic[_Log]):
                 self._writer.probe(self._probe_at)
         except OSError as error:
             self.error = error
+
+    def encode(self) -> RoundWrite | None:
+        """Return the one write that makes the round durable; None if it takes more than that.
+
+        `end_write` or `rescue_write` follows.
+        """
+        self._write = self._writer.encode_round(self.entries) if self.may_be_shared else None
+        return self._write
+
+    def end_write(self) -> None:
+        """Note that the write of `encode` is durable."""
+        assert self._write is not None
+        self._writer.end_write(self._write)
+        self.written = self._write.records
+        self.finish()
+
+    def rescue_write(self) -> None:
+        """Write the round elsewhere, for the write of `encode` failed. Blocks."""
+        assert self._write is not None
+        try:
+            self._writer.rescue_write(self._write)
+            self.written = self._write.records
+        except OSError as error:
+            self.error = error
+        self.finish()
 
     def append(self) -> list[JournalPiece]:
         """Write the round, and return what a journal or `sync` has to make durable."""

@@ -16,7 +16,7 @@ from trionsq.storage.log.peek import LogPart
 from trionsq.storage.log.ranges import Gaps
 from trionsq.storage.log.reading import Block, Place, read_block, segment_at
 from trionsq.storage.log.seeking import find_place
-from trionsq.storage.log.segmentwriter import end_of, sequences_of
+from trionsq.storage.log.segmentfile import end_of, sequences_of
 from trionsq.storage.log.topiclog import TopicLog
 
 __all__ = ["LogRun", "LostRange", "durable_end", "read_run"]

@@ -20,8 +20,8 @@ from trionsq.storage.log.format import SEGMENT_HEADER_BYTES, STAMPS_IN_SECTION, 
 from trionsq.storage.log.peek import LogPart
 from trionsq.storage.log.reading import Place, segment_at
 from trionsq.storage.log.rows import AddChannel, Change, UpdateTopic
+from trionsq.storage.log.segmentfile import SegmentFile
 from trionsq.storage.log.segments import Damage, HeadReader, read_records
-from trionsq.storage.log.segmentwriter import SegmentFile
 from trionsq.storage.log.topiclog import TopicLog
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from trionsq.storage.log.segmentwriter import SegmentFile
+from trionsq.storage.log.segmentfile import SegmentFile
 
 __all__ = ["add_begun", "leave_segments", "replace_segments", "scan_place", "whole_from"]
 

@@ -12,7 +12,6 @@ import secrets
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
 from trionsq.core.batch import MessageBatch
@@ -21,65 +20,25 @@ from trionsq.histogram import Histogram
 from trionsq.storage.log.batches import encode_record, join_entries
 from trionsq.storage.log.format import SEGMENT_HEADER_BYTES, SegmentHeader
 from trionsq.storage.log.journal import JournalPiece
-from trionsq.storage.log.names import draft_name, parse_segment_name, segment_name
+from trionsq.storage.log.names import draft_name, segment_name
+from trionsq.storage.log.segmentfile import RoundWrite, SegmentFile, end_of, sequences_of
 from trionsq.storage.log.segments import SparseIndex
 
-__all__ = ["SegmentFile", "SegmentWriter", "end_of", "sequences_of"]
+__all__ = ["SegmentWriter"]
 
 # A round that is synced writes zeros behind itself, as many bytes as the segment has up to a limit:
 # an fsync that changes no size costs a third. With a large round that would be no gain.
 _MAX_ROOM_BYTES: Final = 1 << 20
 _MAX_BYTES_WITH_ROOM: Final = 64 * 1024
+# Encoding so much takes the event loop less than a millisecond.
+_MAX_SINGLE_BYTES: Final = 256 * 1024
 _BLOCK_BYTES: Final = 4096
 
 
-@dataclass(slots=True, eq=False)
-class SegmentFile:
-    """A segment, as readers see it.
-
-    Attributes:
-        name: of the file.
-        header: of the file.
-        end: size in bytes up to which it counts and may be read.
-        index: where records begin; None if that is not known yet.
-        kept: of a remainder, how many messages it was made with; None if that is not known.
-        is_replaced: its file may be gone, and another have its name.
-        unsynced_from: the first message that was not durable after the last round; None: all were.
-    """
-
-    name: str
-    header: SegmentHeader
-    end: int
-    index: SparseIndex | None
-    kept: int | None = None
-    is_replaced: bool = False
-    unsynced_from: int | None = None
-
-    @property
-    def first(self) -> int:
-        return self.header.first_sequence
-
-    @property
-    def named_first(self) -> int:
-        """The first sequence in its name; that of a remainder is higher than `first`."""
-        place = parse_segment_name(self.name)
-        assert place is not None
-        return place[2]
-
-
-def sequences_of(batch: MessageBatch) -> Sequence[int]:
-    """Return the sequences of a batch in the log."""
-    assert batch.sequences is not None, "the messages are of no log"
-    return batch.sequences
-
-
-def end_of(batch: MessageBatch) -> int:
-    """Return the sequence behind a batch in the log."""
-    return sequences_of(batch)[-1] + 1
-
-
 class SegmentWriter:
-    """Writes one topic's log. Every method blocks, and may raise OSError; for one thread.
+    """Writes one topic's log; for one thread at a time.
+
+    Every method blocks, and may raise OSError, but `encode_round` and `end_write`.
 
     Attributes:
         segment: the newest one that counts; None before the first.
@@ -190,6 +149,43 @@ class SegmentWriter:
             self._rescue(unsynced[:count], records)
         return records
 
+    def encode_round(self, entries: Sequence[tuple[MessageBatch, int]]) -> RoundWrite | None:
+        """Return the one write that makes a small round durable; None if it takes more.
+
+        Nothing else is written until `end_write` or `rescue_write`.
+        """
+        nbytes = sum(batch.bodies.nbytes for batch, _ in entries)
+        if self._file is None or self._unsynced or nbytes > _MAX_SINGLE_BYTES:
+            return None
+        offset, end = self._offset, self._offset
+        pieces: list[bytes] = []
+        records = join_entries(entries)
+        for batch in records:
+            if end >= self._max_bytes:
+                return None
+            record = self._encode(batch, end, offset if pieces else None)
+            pieces += record
+            end += sum(map(len, record))
+        if end > self._size and end - offset <= _MAX_BYTES_WITH_ROOM:
+            return None  # it also makes room
+        data = b"".join(pieces)
+        return RoundWrite(self._file, data, offset, records, time.perf_counter())
+
+    def end_write(self, write: RoundWrite) -> None:
+        """Note that a write of `encode_round` is durable."""
+        self._fsync_s.observe(time.perf_counter() - write.began_s)
+        self._offset = self._synced = write.offset + len(write.data)
+        self._size = max(self._size, self._offset)
+        self._safe = end_of(write.records[-1])
+
+    def rescue_write(self, write: RoundWrite) -> None:
+        """Make a round durable whose write failed.
+
+        Raises:
+            OSError: none of it counts. What counted before still does.
+        """
+        self._rescue([], write.records)
+
     def sync_round(self, records: Sequence[MessageBatch]) -> None:
         """Make durable what `write_round` has written without that.
 
@@ -275,17 +271,22 @@ class SegmentWriter:
                 pieces, nbytes = [], 0
                 self._begin_segment(sequence)
                 began = None
-            segment = self.segment
-            assert segment is not None
-            assert segment.index is not None
-            segment.index.add(sequence, self._offset + nbytes)
-            record = encode_record(batch, sequence, segment.header, round_offset=began)
+            record = self._encode(batch, self._offset + nbytes, began)
             if began is None and not self._is_draft:  # a draft counts as a whole, or not at all
                 began = self._offset
             pieces += record
             nbytes += sum(map(len, record))
             self._unsynced.append(batch)
         self._write(pieces, copies, with_room=with_room)
+
+    def _encode(self, batch: MessageBatch, offset: int, began: int | None) -> list[bytes]:
+        """Return the pieces of a record; ``began``: where its round begins, if not with it."""
+        segment = self.segment
+        assert segment is not None
+        assert segment.index is not None
+        sequence = sequences_of(batch)[0]
+        segment.index.add(sequence, offset)
+        return encode_record(batch, sequence, segment.header, round_offset=began)
 
     def _write(
         self, pieces: list[bytes], copies: list[JournalPiece] | None, *, with_room: bool

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from typing import Final
 
 from trionsq.core.batch import MessageBatch
-from trionsq.storage.log.segmentwriter import end_of, sequences_of
+from trionsq.storage.log.segmentfile import end_of, sequences_of
 
 __all__ = ["TailCache"]
 

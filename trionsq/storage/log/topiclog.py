@@ -27,8 +27,9 @@ from trionsq.storage.log.rows import (
     UpdateChannel,
     UpdateTopic,
 )
+from trionsq.storage.log.segmentfile import SegmentFile, end_of
 from trionsq.storage.log.segmentlist import add_begun, leave_segments, scan_place, whole_from
-from trionsq.storage.log.segmentwriter import SegmentFile, SegmentWriter, end_of
+from trionsq.storage.log.segmentwriter import SegmentWriter
 from trionsq.storage.log.tailcache import TailCache
 from trionsq.storage.log.topicreader import TopicReader
 

@@ -24,7 +24,6 @@ from trionsq.core.round import Round
 from trionsq.core.subscription import Delivery, Subscription
 from trionsq.core.topic import TopicState
 from trionsq.storage.folder import DataFolder
-from trionsq.storage.log import nodejobs
 from trionsq.storage.log.cursor import Cursor
 from trionsq.storage.log.names import parse_segment_name
 from trionsq.storage.log.node import LogNode
@@ -165,8 +164,7 @@ class World:
     def open(self) -> None:
         """Start on the present disk; compare what is there with what must be."""
         self.jobs = HeldBackground()
-        # From how many messages on a thread goes from job to job.
-        nodejobs._MESSAGES_TO_GO_ON = self._threads.choice((1, 64))  # type: ignore[misc]
+        self.jobs.writes_directly = self._threads.random() < 0.5
         self.topics = {}
         folder = DataFolder(self.disk, self.jobs)
         state = self._open_state(self.disk)
@@ -180,6 +178,8 @@ class World:
             next_number=content.next_number,
             keys=StoredKeys(_WINDOW_NS, _MAX_KEYS),
         )
+        # From how many messages on a thread goes from job to job.
+        self.node._jobs._messages_to_go_on = self._threads.choice((1, 64))
         self.window = KeyWindow(_WINDOW_NS / 1e9, _MAX_KEYS)
         self.snapshots = Snapshots(Retentions(Retention(nbytes=self.retain_bytes)))
         self.remainders = Remainders(self.node, share=0.5, min_bytes=0, patience=2)

@@ -1,0 +1,228 @@
+"""Rounds of a log that are one write, which the background does without a job of ours."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from trionsq.core.ids import IdSource
+from trionsq.core.round import Round
+from trionsq.core.topic import TopicState
+from trionsq.disk import DiskFile
+from trionsq.storage.folder import DataFolder, JobDone
+from trionsq.storage.log.node import LogNode
+from trionsq.storage.log.opening import open_logs
+from trionsq.storage.log.rows import UpdateTopic
+from trionsq.testing.background import HeldBackground
+from trionsq.testing.disk import Crashed, SimulatedDisk
+from trionsq.testing.logstate import MemoryState
+from trionsq.wire.bodies import ListBodies
+
+NOW_NS = 1_700_000_000_000_000_000
+
+
+class WatchedBackground(HeldBackground):
+    """Counts single writes.
+
+    Attributes:
+        writes: the sizes of them in bytes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[int] = []
+
+    def submit_write(self, file: DiskFile, data: bytes, offset: int, done: JobDone) -> None:
+        self.writes.append(len(data))
+        super().submit_write(file, data, offset, done)
+
+
+class Node:
+    """A node whose first round has made room for small ones."""
+
+    def __init__(self, disk: SimulatedDisk, topics: int = 1, segment_bytes: int = 1 << 20) -> None:
+        self.disk = disk
+        self.jobs = WatchedBackground()
+        state = MemoryState(disk)
+        content = state.load()
+        self.node = LogNode(
+            DataFolder(disk, self.jobs),
+            state,
+            durability="always",
+            segment_bytes=segment_bytes,
+            journal_bytes=2_000,
+            next_number=content.next_number,
+        )
+        found = [one.log for one in open_logs(self.node, content)]
+        logs = found or [self.node.new_topic(f"t{number}") for number in range(topics)]
+        self.topics = [TopicState(log.name, 0, log, IdSource(1)) for log in logs]
+        self.jobs.run_all()
+        for number in range(len(self.topics)):
+            self.publish(b"x" * 2_000, number)
+        self.jobs.writes.clear()
+
+    def publish(self, body: bytes, topic: int = 0) -> Round:
+        """Publish in a job of its own, and run all jobs."""
+        round_ = self.topics[topic].publish(ListBodies([body]), NOW_NS)
+        assert round_ is not None
+        self.jobs.run_all()
+        return round_
+
+    def close(self) -> None:
+        for topic in self.topics:
+            assert topic.check() is None
+
+
+def stored(disk: SimulatedDisk) -> set[bytes]:
+    """Start on a disk; return what the topics have."""
+    jobs = HeldBackground()
+    state = MemoryState(disk)
+    content = state.load()
+    node = LogNode(DataFolder(disk, jobs), state, next_number=content.next_number)
+    bodies: set[bytes] = set()
+    for one in open_logs(node, content):
+        topic = TopicState(one.log.name, 0, one.log, IdSource(1))
+        jobs.run_all()
+        for _ in range(2 * topic.depth + 2):
+            segment = topic.store.backend.read(100, 1 << 20)
+            jobs.run_all()
+            if segment is not None:
+                bodies.update(map(bytes, segment.batch.bodies.slice(segment.first, segment.last)))
+    return bodies
+
+
+def test_a_small_round_is_one_write_and_no_job() -> None:
+    """Where the segment has room, nothing but that write happens before the answer."""
+    node = Node(SimulatedDisk(logged=True))
+    at, jobs = len(node.disk.log), node.jobs.submitted
+    assert node.publish(b"a").error is None
+    assert node.jobs.writes
+    assert node.jobs.submitted == jobs + 1
+    assert [operation for operation, _ in node.disk.log[at:]] == ["write", "sync"]
+    assert b"a" in stored(node.disk.after_power_loss())
+    node.close()
+
+
+def test_where_threads_are_as_good_there_are_none() -> None:
+    """Without a system that writes by itself, a round is a job like any other."""
+    node = Node(SimulatedDisk())
+    node.jobs.writes_directly = False
+    assert node.publish(b"a").error is None
+    assert node.jobs.writes == []
+    assert b"a" in stored(node.disk.after_power_loss())
+
+
+def test_what_comes_meanwhile_is_the_next_write() -> None:
+    """There is one at a time; all that was published during it shares the next."""
+    node = Node(SimulatedDisk())
+    rounds = [node.topics[0].publish(ListBodies([b"%d" % at]), NOW_NS) for at in range(5)]
+    assert len(node.jobs) == 1
+    node.jobs.run_all()
+    assert [one and one.error for one in rounds] == [None] * 5
+    assert len(node.jobs.writes) == 2
+    assert {b"%d" % at for at in range(5)} <= stored(node.disk.after_power_loss())
+
+
+def test_a_large_round_needs_no_room() -> None:
+    """It is one write even where it makes the file longer; one that is too large is a job."""
+    node = Node(SimulatedDisk())
+    assert node.publish(b"m" * 200_000).error is None
+    assert len(node.jobs.writes) == 1
+    assert node.publish(b"l" * 300_000).error is None
+    assert len(node.jobs.writes) == 1
+    assert {b"m" * 200_000, b"l" * 300_000} <= stored(node.disk.after_power_loss())
+
+
+def test_changes_of_the_state_are_committed_before() -> None:
+    """A round that is published together with changes is a job: the commit comes first."""
+    node = Node(SimulatedDisk())
+    blocker = node.node.commit([])
+    log = node.node.logs[1]
+    log.is_paused = True
+    committed = node.node.commit([UpdateTopic(log.row())])
+    node.publish(b"a")
+    assert node.jobs.writes == []
+    assert blocker.is_done
+    assert committed.is_done
+    assert committed.error is None
+
+
+def test_a_segment_that_is_full_is_followed_by_a_job() -> None:
+    """The next segment is begun as ever."""
+    node = Node(SimulatedDisk(), segment_bytes=3_000)
+    for at in range(100):
+        assert node.publish(b"%03d" % at).error is None
+    assert len(node.node.logs[1].segments) > 1
+    assert len(node.jobs.writes) > 10
+    assert {b"%03d" % at for at in range(100)} <= stored(node.disk.after_power_loss())
+
+
+def test_what_only_a_journal_has_is_synced_first() -> None:
+    """A single write makes nothing durable but itself: behind a shared round it is a job, and when
+    the journal goes nothing is lost."""
+    node = Node(SimulatedDisk(), topics=4)
+    node.node.commit([])
+    for number, topic in enumerate(node.topics):
+        topic.publish(ListBodies([b"shared%d" % number]), NOW_NS)
+    node.jobs.run_all()
+    assert node.node.logs[1].has_unsynced
+    node.publish(b"single")
+    assert node.jobs.writes == []
+    for at in range(40):
+        node.publish(b"%d" % at + b"y" * 200)
+    assert len(node.jobs.writes) > 30
+    published = {b"shared%d" % number for number in range(4)} | {b"single"}
+    assert published <= stored(node.disk.after_power_loss())
+
+
+@pytest.mark.parametrize("operation", ["write", "sync"])
+def test_a_write_that_fails_costs_nobody_an_answer(operation: str) -> None:
+    """The round goes to a new segment, and the log goes on there."""
+    node = Node(SimulatedDisk())
+    node.disk.fail(errno.EIO, only={operation})
+    assert node.publish(b"a").error is None
+    assert node.jobs.writes == [node.jobs.writes[0]]
+    assert len(node.node.logs[1].segments) == 2
+    assert node.publish(b"b").error is None
+    assert {b"a", b"b"} <= stored(node.disk.after_power_loss())
+    node.close()
+
+
+def test_a_round_that_no_file_takes_is_refused() -> None:
+    """The publisher hears why; later rounds are taken when the disk works again."""
+    node = Node(SimulatedDisk())
+    node.disk.fail(errno.EIO, forever=True, only={"write", "create"})
+    refused = node.publish(b"a")
+    assert refused.error is not None
+    assert "Input/output error" in refused.error
+    assert "log of t0" in node.node.folder.faults
+    node.disk.heal()
+    node.node.retry()
+    node.jobs.run_all()
+    assert node.publish(b"b").error is None
+    assert node.node.folder.faults == {}
+    found = stored(node.disk.after_power_loss())
+    assert b"b" in found
+    assert b"a" not in found
+    node.close()
+
+
+@pytest.mark.parametrize("has_lost_power", [False, True])
+def test_a_crash_at_any_operation_takes_nothing_that_was_acknowledged(
+    *, has_lost_power: bool
+) -> None:
+    """Neither in a write, nor between it and its answer."""
+    for at in range(1, 30):
+        node = Node(SimulatedDisk())
+        node.disk.crash_at(at)
+        safe: set[bytes] = set()
+        try:
+            for number in range(10):
+                body = b"%d" % number
+                if node.publish(body).error is None:
+                    safe.add(body)
+        except Crashed:
+            pass
+        disk = node.disk.after_power_loss() if has_lost_power else node.disk.after_kill()
+        assert safe <= stored(disk)

@@ -1,0 +1,78 @@
+"""What the writer of a topic's log and others both see: segments, and rounds that are one write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trionsq.core.batch import MessageBatch
+from trionsq.disk import DiskFile
+from trionsq.storage.log.format import SegmentHeader
+from trionsq.storage.log.names import parse_segment_name
+from trionsq.storage.log.segments import SparseIndex
+
+__all__ = ["RoundWrite", "SegmentFile", "end_of", "sequences_of"]
+
+
+@dataclass(slots=True, eq=False)
+class SegmentFile:
+    """A segment, as readers see it.
+
+    Attributes:
+        name: of the file.
+        header: of the file.
+        end: size in bytes up to which it counts and may be read.
+        index: where records begin; None if that is not known yet.
+        kept: of a remainder, how many messages it was made with; None if that is not known.
+        is_replaced: its file may be gone, and another have its name.
+        unsynced_from: the first message that was not durable after the last round; None: all were.
+    """
+
+    name: str
+    header: SegmentHeader
+    end: int
+    index: SparseIndex | None
+    kept: int | None = None
+    is_replaced: bool = False
+    unsynced_from: int | None = None
+
+    @property
+    def first(self) -> int:
+        return self.header.first_sequence
+
+    @property
+    def named_first(self) -> int:
+        """The first sequence in its name; that of a remainder is higher than `first`."""
+        place = parse_segment_name(self.name)
+        assert place is not None
+        return place[2]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundWrite:
+    """The one write that makes a round durable, see `SegmentWriter.encode_round`.
+
+    Attributes:
+        file: to be written to.
+        data: what to write.
+        offset: where.
+        records: the messages as the log has them.
+        began_s: when it began.
+    """
+
+    file: DiskFile
+    data: bytes
+    offset: int
+    records: list[MessageBatch]
+    began_s: float
+
+
+def sequences_of(batch: MessageBatch) -> Sequence[int]:
+    """Return the sequences of a batch in the log."""
+    assert batch.sequences is not None, "the messages are of no log"
+    return batch.sequences
+
+
+def end_of(batch: MessageBatch) -> int:
+    """Return the sequence behind a batch in the log."""
+    return sequences_of(batch)[-1] + 1
