@@ -106,6 +106,8 @@ OUR_OWN = [
     ("policy-file", "policy_file"),
     ("min-free-disk", "min_free_disk"),
     ("max-memory", "max_memory"),
+    ("sigterm", "sigterm"),
+    ("drain-timeout", "drain_timeout"),
     ("debug-from", "debug_from"),
 ]
 
