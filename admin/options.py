@@ -185,6 +185,12 @@ class NsqadminOptions(DaemonOptions):
     http_client_max_requests: int = option(
         "http-client-max-requests", 16, INT, "maximum concurrent requests to nodes"
     )
+    http_client_token_file: str = option(
+        "http-client-token-file",
+        "",
+        STRING,
+        "path of a file with the token for nsqds and nsqlookupds (empty: none)",
+    )
     poll_interval_ns: int = option(
         "poll-interval",
         5 * SECOND_NS,

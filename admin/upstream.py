@@ -23,6 +23,7 @@ import trio
 
 from admin.options import NsqadminOptions, OptionsError
 from trionsq import NSQ_VERSION
+from trionsq.daemon.tokens import bearer_of
 from trionsq.durations import SECOND_NS
 from trionsq.hostport import format_address
 from trionsq.httpget import shown_url
@@ -113,13 +114,18 @@ class Upstream:
         """``transport`` reaches all nodes, instead of the network.
 
         Raises:
-            OptionsError: a file of the TLS options can't be used.
+            OptionsError: a file of the TLS options, or of the token, can't be used.
         """
         self._request_timeout_s = options.http_client_request_timeout_ns / SECOND_NS
         most = options.http_client_max_requests
         self._limit = trio.CapacityLimiter(most)
         # The URL of nodes that require HTTPS, by their host:port of HTTP.
         self._secured: dict[str, str] = {}
+        try:
+            # For nodes, not for other servers.
+            self._authorization = bearer_of(options.http_client_token_file)
+        except OSError as error:
+            raise OptionsError(f"--http-client-token-file: {error}") from None
         connect_s = options.http_client_connect_timeout_ns / SECOND_NS
         self._client = httpx2.AsyncClient(
             headers=_HEADERS,
@@ -237,7 +243,7 @@ class Upstream:
 
     async def _request_once(self, method: str, url: str, body: bytes | None) -> bytes:
         node = node_of(url)
-        answer, content = await self._exchange(method, url, body, {})
+        answer, content = await self._exchange(method, url, body, self._authorization)
         if answer.status_code == 200:
             return content
         text = f"got response {_status(answer)} {_quoted(content)}"

@@ -17,8 +17,10 @@ from lookupd.options import NsqlookupdOptions
 from lookupd.registry import Entry, Producer, Registry, RegistryFullError
 from lookupd.turns import PRODUCER_COST, Turns, sweep
 from trionsq import NSQ_VERSION
+from trionsq.daemon.acl import AclUser, Authenticator
 from trionsq.daemon.looplag import LOOP_LAG_BOUNDS_S
 from trionsq.histogram import Histogram
+from trionsq.web.access import HttpAccess
 from trionsq.web.app import Endpoint, create_app
 from trionsq.web.diagnostics import Health, Pprof, guarded
 from trionsq.web.gate import Gate
@@ -27,6 +29,9 @@ from trionsq.web.request import query
 from trionsq.web.responses import empty, encoded_document, json_document, plain
 
 __all__ = ["lookupd_app"]
+
+# Consumers look topics up; what they then read is decided by nsqd.
+_FOR_ANY_USER: Final = frozenset({"/info", "/lookup", "/topics", "/channels", "/nodes", "/metrics"})
 
 # The original's "never", in nanoseconds since 1970.
 _NEVER_NS: Final = -6795364578871345152
@@ -38,17 +43,32 @@ def lookupd_app(
     now_ns: Callable[[], int],
     loop_lag_s: Histogram | None = None,
     gate: Gate | None = None,
+    users: Authenticator | None = None,
 ) -> QuartTrio:
     """The HTTP API of ``registry``; ``now_ns`` is the clock that its times are of.
 
-    ``loop_lag_s`` is for /metrics; ``gate`` refuses requests and has metrics, too.
+    ``loop_lag_s`` is for /metrics; ``gate`` refuses requests and has metrics, too; ``users`` say
+    who may do what, None: all may.
     """
     gate = Gate() if gate is None else gate
     metrics = metrics_page(registry, now_ns, loop_lag_s or Histogram(LOOP_LAG_BOUNDS_S), gate)
     # nsqlookupd needs no disk and no peer: it is ready whenever it answers.
     health = Health(lambda: None)
     endpoints = [*_endpoints(_Directory(registry, now_ns), options), metrics.endpoint]
-    return create_app([*endpoints, *health.endpoints()], sites=gate.sites)
+    access = None if users is None else HttpAccess(users, _may_use)
+    return create_app(
+        [*endpoints, *health.endpoints()],
+        sites=gate.sites,
+        authorize=lambda path: None if access is None else access.check(path),
+    )
+
+
+def _may_use(user: AclUser, path: str, values: Query) -> bool:
+    """See `trionsq.web.access.Rule`."""
+    if path in _FOR_ANY_USER:
+        return True
+    topic = values.get(b"topic", b"").decode(errors="replace")
+    return user.may_administer(topic if path.startswith(("/topic/", "/channel/")) else "")
 
 
 def _endpoints(directory: _Directory, options: NsqlookupdOptions) -> Iterable[Endpoint]:

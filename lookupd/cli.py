@@ -28,11 +28,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     import trio
 
     from lookupd.daemon import run_nsqlookupd
+    from trionsq.daemon.acl import AclError
     from trionsq.daemon.listener import ListenError
 
     try:
         return trio.run(run_nsqlookupd, options)
-    except ListenError as error:
+    except (AclError, ListenError) as error:
         text = f"failed to instantiate nsqlookupd - {error}"
         fatal(options.log_prefix, text, options.log_format)
 

@@ -27,6 +27,7 @@ from lookupd.registry import Registry
 from lookupd.session import Session
 from lookupd.turns import sweep
 from trionsq import NSQ_VERSION
+from trionsq.daemon.acl import AclFile, Authenticator
 from trionsq.daemon.gcpolicy import start_collecting, tune_gc
 from trionsq.daemon.listener import (
     ListenError,
@@ -36,6 +37,7 @@ from trionsq.daemon.listener import (
     peer_address,
 )
 from trionsq.daemon.looplag import LOOP_LAG_BOUNDS_S, watch_loop_lag
+from trionsq.daemon.signals import run_at_hangup
 from trionsq.histogram import Histogram
 from trionsq.hostport import format_address
 from trionsq.web.gate import Gate
@@ -131,6 +133,7 @@ async def running_nsqlookupd(options: NsqlookupdOptions) -> AsyncIterator[Lookup
     """An nsqlookupd that serves inside the context.
 
     Raises:
+        AclError: the file of users can't be used.
         ListenError: an address can't be listened on.
     """
     with ExitStack() as sockets:
@@ -139,8 +142,16 @@ async def running_nsqlookupd(options: NsqlookupdOptions) -> AsyncIterator[Lookup
         lookupd = Lookupd(options)
         lookupd.tcp_port, lookupd.http_port = _announce("TCP", tcp), _announce("HTTP", http)
         gate = Gate.of(options, options.broadcast_address)
-        app = lookupd_app(lookupd.registry, options, lookupd.now_ns, lookupd.loop_lag_s, gate)
+        users: Authenticator | None = None
+        if options.acl_file:
+            users = Authenticator(AclFile(options.acl_file), trusts_certificates=False)
+        app = lookupd_app(
+            lookupd.registry, options, lookupd.now_ns, lookupd.loop_lag_s, gate, users
+        )
         async with trio.open_nursery() as nursery:
+            if users is not None:
+                nursery.start_soon(users.file.watch, name="users of --acl-file")
+                nursery.start_soon(run_at_hangup, users.file.reload, name="SIGHUP")
             nursery.start_soon(watch_loop_lag, lookupd.loop_lag_s, name="event loop lag")
 
             def accept(accepted: socket.socket) -> None:
@@ -179,6 +190,7 @@ async def run_nsqlookupd(options: NsqlookupdOptions) -> int:
     """Run until SIGINT or SIGTERM, and return the exit code, 0.
 
     Raises:
+        AclError: the file of users can't be used.
         ListenError: an address can't be listened on.
     """
     trio.lowlevel.current_task().name = "nsqlookupd"

@@ -69,6 +69,12 @@ class NsqlookupdOptions(DaemonOptions):
     log_format: str = option(
         "log-format", "classic", LOG_FORMAT, "classic lines, or json: one object per line"
     )
+    acl_file: str = option(
+        "acl-file",
+        "",
+        STRING,
+        "path of a TOML file that says who may use the HTTP API (empty: all may)",
+    )
     debug_from: str = option(
         "debug-from",
         "loopback",

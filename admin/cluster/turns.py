@@ -25,12 +25,13 @@ T = TypeVar("T")
 
 
 class StatsHead(Struct):
-    """nsqd's /stats but for the topics; ``start_time`` in seconds since 1970."""
+    """nsqd's /stats but for the topics; ``start_time`` in seconds since 1970; only ours drains."""
 
     version: str = ""
     health: str = ""
     start_time: Count = 0
     topics: list[Raw] | None = None
+    draining: bool = False
 
 
 _HEAD: Final = msgspec.json.Decoder(StatsHead)

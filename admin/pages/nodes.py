@@ -90,7 +90,7 @@ class _NodeRow:
     def kind(self) -> str:
         row = self.row
         if row is None or (row.up and row.health == "OK"):
-            return ""
+            return "warn" if row is not None and row.draining else ""
         return "bad"
 
     @property
@@ -99,7 +99,9 @@ class _NodeRow:
             return "not polled yet"
         if not self.row.up:
             return "does not answer"
-        return "answers" if self.row.health == "OK" else "not healthy"
+        if self.row.health != "OK":
+            return "not healthy"
+        return "draining" if self.row.draining else "answers"
 
     @property
     def reason(self) -> str:

@@ -227,6 +227,8 @@ def _node_chips(nodes: Iterable[NodeRow]) -> Sequence[Mapping[str, str]]:
             kind, state = "bad", "does not answer"
         elif node.health != "OK":
             kind, state = "bad", "not healthy"
+        elif node.draining:
+            kind, state = "warn", "draining"
         elif node.out_of_date or not node.registered:
             kind = "warn"
             state = "out of date" if node.out_of_date else "not registered"

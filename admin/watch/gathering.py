@@ -51,7 +51,7 @@ class Gathering:
         snapshot = self.snapshot
         snapshot.nodes[row.node] = row
         row.up, row.health, row.start_time = True, stats.health, stats.start_time
-        row.version = stats.version or row.version
+        row.version, row.draining = stats.version or row.version, stats.draining
         row.nodes = 1
         counters.begin_answer(now_s, stats.start_time)
         for topic in stats.topics or ():

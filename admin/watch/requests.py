@@ -64,6 +64,7 @@ class NodeMetrics(Struct):
     health: str = ""
     start_time: Count = 0
     topics: list[TopicMetrics] | None = None
+    draining: bool = False
 
 
 _TOPIC: Final = msgspec.json.Decoder(TopicMetrics)
@@ -83,7 +84,7 @@ async def request_stats(upstream: Upstream, node: str, timeout_s: float) -> Node
 async def poll_stats(node: str, body: bytes) -> NodeMetrics:
     """The answer of ``node`` to /stats. Raises as `admin.cluster.turns.decode_stats`."""
     head, topics = await decode_stats(node, body, _TOPIC)
-    return NodeMetrics(head.version, head.health, head.start_time, topics)
+    return NodeMetrics(head.version, head.health, head.start_time, topics, head.draining)
 
 
 async def request_ages(

@@ -101,6 +101,7 @@ class NodeRow(Row, eq=False, gc=False):
         tcp_port: where clients connect, 0 if unknown.
         health: as the node reports it: ``OK`` or ``NOK - ...``.
         start_time: in seconds since 1970.
+        draining: it refuses publishes until it is empty.
         answered_s: when it last answered, in seconds since 1970; None: never.
         registered: whether nsqlookupd (or the options) still lists it.
         out_of_date: whether another node has a newer version.
@@ -114,6 +115,7 @@ class NodeRow(Row, eq=False, gc=False):
     error: str = ""
     health: str = ""
     start_time: int = 0
+    draining: bool = False
     answered_s: float | None = None
     registered: bool = True
     out_of_date: bool = False

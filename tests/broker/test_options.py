@@ -108,6 +108,9 @@ OUR_OWN = [
     ("max-memory", "max_memory"),
     ("sigterm", "sigterm"),
     ("drain-timeout", "drain_timeout"),
+    ("acl-file", "acl_file"),
+    ("lookupd-token-file", "lookupd_token_file"),
+    ("max-defer-timeout", "max_defer_timeout"),
     ("debug-from", "debug_from"),
 ]
 
@@ -197,6 +200,8 @@ def test_the_defaults_start() -> None:
         ({"idempotency_max_keys": -1}, "--idempotency-max-keys must be >= 0"),
         ({"min_free_disk": -1}, "--min-free-disk must be >= 0"),
         ({"max_memory": -1}, "--max-memory must be >= 0"),
+        ({"drain_timeout_ns": -1}, "--drain-timeout must be >= 0"),
+        ({"max_defer_timeout_ns": -1}, "--max-defer-timeout must be >= 0"),
         (
             {"statsd_address": "127.0.0.1:8125", "statsd_interval_ns": 10**9},
             "--statsd-interval must be > 1s",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
 from admin.options import NsqadminOptions
@@ -15,7 +13,7 @@ from trionsq.broker.options import NsqdOptions, validated
 from trionsq.daemon import flags
 from trionsq.daemon.command import load_config_file
 
-__all__ = ["CONFIG_FOLDER", "CONFIG_NAMES", "DAEMONS", "options", "script"]
+__all__ = ["CONFIG_FOLDER", "CONFIG_NAMES", "DAEMONS", "options"]
 
 DAEMONS: Final[Mapping[str, type]] = {
     "nsqd": NsqdOptions,
@@ -43,13 +41,3 @@ def options(words: Sequence[str]) -> Any:
     assert not content.warnings, content.warnings
     found = DAEMONS[program](**{**content.values, **given.values})
     return validated(found) if program == "nsqd" else found
-
-
-def script(name: str) -> ModuleType:
-    """A script of deploy/ as a module."""
-    spec = importlib.util.spec_from_file_location(f"deploy_{name}", DEPLOY / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

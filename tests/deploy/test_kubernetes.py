@@ -12,8 +12,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.deploy.commands import CONFIG_FOLDER, options, script
+from tests.deploy.commands import CONFIG_FOLDER, options
 from tests.deploy.topology import DEPLOY
+from trionsq.tools.nsq_drain import parse_arguments
 
 FOLDER = DEPLOY / "kubernetes"
 MANIFESTS = sorted(path for path in FOLDER.glob("*.yaml") if path.name != "kustomization.yaml")
@@ -130,9 +131,9 @@ def test_a_stop_waits_for_the_drain_and_what_nsqd_saves() -> None:
     template = pod("nsqd")
     words = template["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
     assert words[0] == "nsq-drain"
-    drain = script("drain").parse_arguments(words[1:])
-    assert drain.least < drain.limit
-    assert template["terminationGracePeriodSeconds"] >= drain.limit + 90
+    drain = parse_arguments(words[1:])
+    assert drain.stay
+    assert template["terminationGracePeriodSeconds"] >= drain.delay + drain.limit + 90
 
 
 @pytest.mark.parametrize("name", ["nsqd", "nsqlookupd"])

@@ -1,4 +1,4 @@
-"""nsq-ready and nsq-drain of the images, and the Dockerfile."""
+"""nsq-ready of the images, and the Dockerfile."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.deploy.commands import script
 from tests.deploy.topology import DEPLOY
-from tests.processes import free_address, running_nsqd, running_nsqlookupd
-from trionsq import httpget
+from tests.processes import running_nsqd, running_nsqlookupd
 
 ROOT = DEPLOY.parent
 
@@ -41,62 +39,6 @@ async def test_the_health_check_tells_a_refusal() -> None:
         done = await run("healthcheck", f"http://{lookupd.http_address}/no-such-page")
     assert done.returncode == 1
     assert b": 404 " in done.stderr
-
-
-async def test_the_drain_waits_for_the_last_message(tmp_path: Path) -> None:
-    """The exit code is 1 at the limit, with the remaining messages, and 0 without any."""
-    async with running_nsqd(tmp_path) as nsqd:
-        url = f"http://{nsqd.http_address}"
-        assert (await run("drain", "--limit=5", url)).returncode == 0
-        await httpget.post(f"{url}/pub?topic=t", b"one")
-        done = await run("drain", "--limit=0", url)
-        assert (done.returncode, done.stderr) == (1, b"t: 1 messages\n")
-        await httpget.post(f"{url}/channel/create?topic=t&channel=c", b"")
-        await httpget.post(f"{url}/pub?topic=t&defer=60000", b"two")
-        while (await run("drain", "--limit=0", url)).stderr != b"t/c: 1 waiting, 1 deferred\n":
-            await trio.lowlevel.checkpoint()
-        await httpget.post(f"{url}/channel/empty?topic=t&channel=c", b"")
-        assert (await run("drain", "--limit=5", url)).returncode == 0
-
-
-class Clock:
-    """Stands in for the module time."""
-
-    now_s = 0.0
-
-    def monotonic(self) -> float:
-        """The time."""
-        return self.now_s
-
-    def sleep(self, pause_s: float) -> None:
-        """Passes at once."""
-        self.now_s += pause_s
-
-
-def test_the_drain_lets_clients_go_elsewhere_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With --least an empty node is polled further, up to the limit."""
-    drain = script("drain")
-    clock = Clock()
-    monkeypatch.setattr(drain, "time", clock)
-    monkeypatch.setattr(drain, "request_stats", lambda url: {"topics": []})
-    assert drain.main(["--least=5"]) == 0
-    assert clock.now_s == 5.0
-    assert drain.main(["--least=60", "--limit=20"]) == 0
-    assert clock.now_s == 25.0
-
-
-async def test_the_drain_of_nobody_fails() -> None:
-    """A node without a response does not count as empty."""
-    done = await run("drain", "--limit=0", f"http://{free_address()}")
-    assert done.returncode == 1
-    assert done.stderr
-
-
-def test_the_drain_knows_what_is_in_flight() -> None:
-    """A message in flight counts as remaining."""
-    channel = {"channel_name": "c", "depth": 0, "in_flight_count": 2, "deferred_count": 0}
-    stats = {"topics": [{"topic_name": "t", "depth": 0, "channels": [channel]}]}
-    assert script("drain").message_counts(stats) == ["t/c: 2 in flight"]
 
 
 def test_the_dockerfile_copies_what_is_there() -> None:

@@ -94,6 +94,7 @@ async def live(daemon: str) -> AsyncIterator[Live]:
         )
 
         def restore_nsqd() -> None:
+            nsqd.broker.drain.cancel()
             nsqd.broker.topic(TOPIC, "log").channel(CHANNEL)
             nsqd.broker.topic("plain", "default")
 

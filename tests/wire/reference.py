@@ -238,7 +238,7 @@ class Reference:
             raise _Refused("E_INVALID", "DPUB insufficient number of parameters")
         topic = _valid(words[0], "E_BAD_TOPIC", b"DPUB topic")
         delay_ms = _number(words[1], b"DPUB could not parse timeout ")
-        limit = self.limits.max_req_timeout_ms
+        limit = self.limits.max_defer_timeout_ms
         if delay_ms > limit:
             raise _Refused("E_INVALID", f"DPUB timeout {delay_ms} out of range 0-{limit}")
         self._emit("DPUB", topic, delay_ms, self._message("DPUB"))

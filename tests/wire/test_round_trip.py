@@ -9,7 +9,9 @@ from tests.wire.reference import Command, Outcome, parse
 from trionsq.wire import commands
 from trionsq.wire.lines import CommandLimits
 
-LIMITS = CommandLimits(max_req_timeout_ms=commands.MAX_DELAY_MS)
+LIMITS = CommandLimits(
+    max_req_timeout_ms=commands.MAX_DELAY_MS, max_defer_timeout_ms=commands.MAX_DELAY_MS
+)
 names = st.from_regex(r"[.a-zA-Z0-9_-]{1,54}(#ephemeral)?", fullmatch=True)
 ids = st.binary(min_size=8, max_size=8).map(lambda raw: raw.hex().encode())
 bodies = st.binary(min_size=1, max_size=60)

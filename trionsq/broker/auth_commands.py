@@ -6,13 +6,14 @@ Spec: tcp-protocol, section 9.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
 import trio
 
+from trionsq.broker.acl import GrantSource
 from trionsq.broker.answers import Answer, Reply, complete_reply
-from trionsq.broker.auth import AuthServers, ClientAuth
+from trionsq.broker.auth import ClientAuth
 from trionsq.broker.client import Client, Handler
 from trionsq.broker.runtime import Clock
 from trionsq.logtext import printable
@@ -44,10 +45,20 @@ class AuthCommands:
     """
 
     def __init__(
-        self, handlers: Mapping[type, Handler], servers: AuthServers, clock: Clock
+        self,
+        handlers: Mapping[type, Handler],
+        servers: GrantSource,
+        clock: Clock,
+        by_certificate: Callable[[Client], ClientAuth | None] = lambda client: None,
     ) -> None:
-        """``handlers``: run the commands of those who may."""
+        """Args:
+        handlers: run the commands of those who may.
+        servers: decide who may.
+        clock: time.
+        by_certificate: gives a client without AUTH the grant of its certificate, if any.
+        """
         self._servers = servers
+        self._by_certificate = by_certificate
         self._clock = clock
         self._begin_mpub = handlers[events.PublishManyBegins]
         self._run_mpub = handlers[events.PublishMany]
@@ -68,7 +79,7 @@ class AuthCommands:
     # AUTH
 
     def _auth(self, client: Client, event: events.Auth) -> Reply:
-        if client.auth is not None:
+        if client.auth is not None and client.auth.secret:
             raise ProtocolError("E_INVALID", "AUTH already set")
         return self._authorize(client, event.secret)
 
@@ -99,7 +110,7 @@ class AuthCommands:
         is_publishing = command != "SUB"
 
         def guarded(client: Client, event: _Guarded) -> Reply:
-            auth = client.auth
+            auth = client.auth or self._by_certificate(client)
             if auth is None:
                 raise ProtocolError("E_AUTH_FIRST", f"AUTH required before {command}")
             if self._clock.now_s() >= auth.expires_s:

@@ -10,6 +10,7 @@ from typing import Final
 
 import trio
 
+from trionsq.broker.acl import AclGrants, users_of
 from trionsq.broker.admission import Admission
 from trionsq.broker.auth import AuthServers
 from trionsq.broker.auth_commands import AuthCommands
@@ -74,7 +75,8 @@ class Broker:
         logs: the topics that have a log.
         policies: what holds for topics and channels by the pattern of their names.
         lookups: the nsqlookupds that it is registered at.
-        auth_servers: decide who may do what; None if everybody may do all.
+        auth_servers: decide who may do what; None without them.
+        users: of --acl-file, which decide before them; None without it.
         statsd: pushes metrics, if --statsd-address is given.
         tls: its side of TLS, None without a certificate.
         started_s: start time, in whole seconds since the epoch.
@@ -82,8 +84,7 @@ class Broker:
         chores: work that takes more than one turn of the event loop.
         checks: whether the counters of each queue add up.
         loop_lag_s: how late the event loop is, in seconds.
-        drain: refuses publishes and waits until nothing is left.
-        disk_guard, memory_guard: --min-free-disk and --max-memory.
+        drain, disk_guard, memory_guard: /config/drain, --min-free-disk and --max-memory.
         unsaved: after `run`, what could not be saved: a line for each topic or channel.
     """
 
@@ -100,6 +101,7 @@ class Broker:
         ``open_state`` opens the state of the logs.
 
         Raises:
+            AclError: the file of users can't be used.
             TlsConfigError: the certificate's files can't be used.
         """
         random = random or Random()
@@ -125,10 +127,9 @@ class Broker:
         self.statsd = Statsd(self, self.defects)
         self.tls = server_tls(options)
         self.auth_servers = AuthServers(options, random) if options.auth_http_address else None
+        self.users = users_of(options)
         self.logs = LogTopics(folder, options, self.topics, self.clock, open_state)
-        self.policies = Policies(
-            folder, self.topics, self.clock, self.chores, self.defects, options.policy_file
-        )
+        self.policies = Policies(folder, self.topics, self.clock, self.chores, self.defects)
         self.registry = TopicRegistry(
             self.topics,
             options,
@@ -151,7 +152,8 @@ class Broker:
 
     def _client_context(self) -> ClientContext:
         options = self.options
-        features = server_features(options, self.registry.keys.epoch)
+        has_tokens = self.users is not None and self.users.file.acl.has_tokens
+        features = server_features(options, self.registry.keys.epoch, has_tokens=has_tokens)
         commands = Commands(
             self.registry,
             self.clock,
@@ -161,7 +163,11 @@ class Broker:
             max_channel_consumers=options.max_channel_consumers,
         )
         handlers = commands.handlers
-        if self.auth_servers is not None:
+        if self.users is not None:
+            grants = AclGrants(self.users, self.auth_servers, self.clients, self.clock)
+            by_certificate = grants.by_certificate
+            handlers = AuthCommands(handlers, grants, self.clock, by_certificate).handlers
+        elif self.auth_servers is not None:
             handlers = AuthCommands(handlers, self.auth_servers, self.clock).handlers
         return ClientContext(
             features=features,
@@ -196,7 +202,7 @@ class Broker:
             MetadataError: the data path has metadata that can't be understood.
         """
         records = load_metadata(self.folder.disk)
-        self.policies.load()
+        self.policies.load(self.options.policy_file)
         self.registry.ids_after_ns = IdReserve(self.folder.disk).load()
         saved = False
         try:
@@ -262,6 +268,8 @@ class Broker:
             ("policy", "policies", self.policies.run),
             ("loop_lag", "event loop lag", partial(watch_loop_lag, self.loop_lag_s)),
         ]
+        if self.users is not None:
+            timers.append(("acl", "users of --acl-file", self.users.file.watch))
         if options.statsd_address:
             timers.append(("statsd", "statsd", self.statsd.run))
         for part, name, timer in timers:

@@ -33,8 +33,14 @@ __all__ = ["IdentifyCommand", "server_features", "server_tls"]
 _LAYERS_S: Final = 10.0
 
 
-def server_features(options: NsqdOptions, epoch: str) -> ServerFeatures:
-    """Return what clients are offered; ``epoch``: of the keys of idempotent publishes."""
+def server_features(options: NsqdOptions, epoch: str, *, has_tokens: bool) -> ServerFeatures:
+    """Return what clients are offered.
+
+    Args:
+        options: of nsqd.
+        epoch: of the keys of idempotent publishes.
+        has_tokens: there are users with tokens, so that clients must send AUTH.
+    """
     return ServerFeatures(
         version=NSQ_VERSION,
         max_rdy_count=options.max_rdy_count,
@@ -49,7 +55,7 @@ def server_features(options: NsqdOptions, epoch: str) -> ServerFeatures:
         deflate=options.deflate,
         max_deflate_level=options.max_deflate_level,
         snappy=options.snappy,
-        auth_required=bool(options.auth_http_address),
+        auth_required=bool(options.auth_http_address) or has_tokens,
         idempotency_epoch=epoch,
         idempotent_publish=bool(options.idempotency_window_ns and options.idempotency_max_keys),
     )

@@ -158,7 +158,7 @@ class LogTopics:
         for found in opened.logs:
             self._found[found.log.name] = found
             for cursor in found.channels:
-                cursor.held.follow_clock(self._clock.now_ns(), self._options.max_req_timeout_ns)
+                cursor.held.follow_clock(self._clock.now_ns(), self._options.max_delay_ns)
             if found.last_id:
                 self.ids_after_ns = max(self.ids_after_ns, ns_after_id(found.last_id))
         self._mark, self._moved_queues = opened.mark, opened.moved_queues

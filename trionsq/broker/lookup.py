@@ -20,6 +20,7 @@ from trionsq.broker.lookup_peer import LookupPeer, Registration
 from trionsq.broker.options import NsqdOptions
 from trionsq.broker.runtime import ListeningPorts, LiveOptions
 from trionsq.broker.topic import Topic
+from trionsq.daemon.tokens import bearer_of
 from trionsq.logtext import printable
 from trionsq.wire.lookup import LookupdInfo
 from trionsq.wire.names import is_ephemeral, is_valid_name
@@ -108,11 +109,16 @@ class Lookups:
         This takes --http-client-request-timeout at most. Failures are logged.
         """
         options = self._live_options.current
+        try:
+            authorization = bearer_of(options.lookupd_token_file)
+        except OSError as error:
+            log.error("LOOKUP: --lookupd-token-file: %s", error)
+            authorization = {}
 
         async def get(url: str) -> httpget.Answer:
             return await httpget.get(
                 url,
-                {"Accept": "application/vnd.nsq; version=1.0"},
+                {"Accept": "application/vnd.nsq; version=1.0"} | authorization,
                 options.http_client_connect_timeout_ns / 1e9,
                 options.http_client_request_timeout_ns / 1e9,
                 min(options.max_body_size, _MAX_ANSWER_BYTES),

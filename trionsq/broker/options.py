@@ -10,28 +10,8 @@ import re
 import socket
 import zlib
 
-from trionsq.broker.admin_options import (
-    admin_access_option,
-    admin_option,
-    admin_users_file_option,
-)
+from trionsq.broker import admin_options, limit_options, log_options, node_options
 from trionsq.broker.idempotency_options import max_keys_option, window_option
-from trionsq.broker.limit_options import (
-    max_connection_burst_option,
-    max_connection_rate_option,
-    max_connections_option,
-    max_memory_option,
-    min_free_disk_option,
-    policy_file_option,
-)
-from trionsq.broker.log_options import (
-    durability_option,
-    retain_bytes_option,
-    retain_option,
-    state_interval_option,
-    storage_option,
-)
-from trionsq.broker.node_options import drain_timeout_option, sigterm_option
 from trionsq.durations import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
 from trionsq.hostport import split_address
 from trionsq.options import (
@@ -292,36 +272,49 @@ class NsqdOptions(DaemonOptions):
         BOOL,
         "requeue messages in flight as soon as their client disconnects, not at their timeout",
     )
-    max_connections: int = max_connections_option()
-    max_connection_rate: int = max_connection_rate_option()
-    max_connection_burst: int = max_connection_burst_option()
+    max_connections: int = limit_options.max_connections_option()
+    max_connection_rate: int = limit_options.max_connection_rate_option()
+    max_connection_burst: int = limit_options.max_connection_burst_option()
     http_allow_origin: tuple[str, ...] = allow_origin_option()
     http_allow_host: tuple[str, ...] = allow_host_option()
     max_http_connections: int = max_http_connections_option()
     log_format: str = option(
         "log-format", "classic", LOG_FORMAT, "classic (lines of text) or json (an object per line)"
     )
-    admin: bool = admin_option()
-    admin_access: str = admin_access_option()
-    admin_users_file: str = admin_users_file_option()
-    storage: str = storage_option()
-    durability: str = durability_option()
-    state_interval_ns: int = state_interval_option()
-    retain_ns: int = retain_option()
-    retain_bytes: int = retain_bytes_option()
+    admin: bool = admin_options.admin_option()
+    admin_access: str = admin_options.admin_access_option()
+    admin_users_file: str = admin_options.admin_users_file_option()
+    storage: str = log_options.storage_option()
+    durability: str = log_options.durability_option()
+    state_interval_ns: int = log_options.state_interval_option()
+    retain_ns: int = log_options.retain_option()
+    retain_bytes: int = log_options.retain_bytes_option()
     idempotency_window_ns: int = window_option()
     idempotency_max_keys: int = max_keys_option()
-    policy_file: str = policy_file_option()
-    min_free_disk: int = min_free_disk_option()
-    max_memory: int = max_memory_option()
-    sigterm: str = sigterm_option()
-    drain_timeout_ns: int = drain_timeout_option()
+    policy_file: str = limit_options.policy_file_option()
+    min_free_disk: int = limit_options.min_free_disk_option()
+    max_memory: int = limit_options.max_memory_option()
+    sigterm: str = node_options.sigterm_option()
+    drain_timeout_ns: int = node_options.drain_timeout_option()
+    acl_file: str = node_options.acl_file_option()
+    lookupd_token_file: str = node_options.lookupd_token_file_option()
+    max_defer_timeout_ns: int = node_options.max_defer_timeout_option()
     debug_from: str = option(
         "debug-from",
         "loopback",
         DEBUG_FROM,
         "addresses that may read /debug: loopback, any or none",
     )
+
+    @property
+    def max_defer_ns(self) -> int:
+        """The longest delay of a publish."""
+        return self.max_defer_timeout_ns or self.max_req_timeout_ns
+
+    @property
+    def max_delay_ns(self) -> int:
+        """The longest delay of any message."""
+        return max(self.max_defer_ns, self.max_req_timeout_ns)
 
 
 _NOT_NEGATIVE = frozenset(
@@ -342,6 +335,7 @@ _NOT_NEGATIVE = frozenset(
         "min_free_disk",
         "max_memory",
         "drain_timeout_ns",
+        "max_defer_timeout_ns",
     }
 )
 

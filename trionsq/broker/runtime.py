@@ -127,4 +127,5 @@ def command_limits(options: NsqdOptions) -> CommandLimits:
         max_body_size=options.max_body_size,
         max_rdy_count=options.max_rdy_count,
         max_req_timeout_ms=options.max_req_timeout_ns // MILLISECOND_NS,
+        max_defer_timeout_ms=options.max_defer_ns // MILLISECOND_NS,
     )

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 import trio
 
-__all__ = ["ECHO_S", "wait_second_signal"]
+__all__ = ["ECHO_S", "run_at_hangup", "wait_second_signal"]
 
 ECHO_S: Final = 0.5
 """A signal within this time after the first is an echo, in seconds."""
+
+
+async def run_at_hangup(work: Callable[[], None]) -> None:
+    """Do ``work`` at each SIGHUP, for ever; without effect outside of the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    with trio.open_signal_receiver(signal.SIGHUP) as signals:
+        async for _ in signals:
+            work()
 
 
 async def wait_second_signal(signals: AsyncIterator[int]) -> None:

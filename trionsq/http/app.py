@@ -26,6 +26,7 @@ from trionsq.http.seeking import Seeking
 from trionsq.http.settings import Settings
 from trionsq.http.stats import Statistics
 from trionsq.web import app
+from trionsq.web.access import HttpAccess
 from trionsq.web.app import Endpoint
 from trionsq.web.diagnostics import OPEN_PATHS, Health
 from trionsq.web.gate import Gate
@@ -37,13 +38,20 @@ from trionsq.wire.bodies import Bodies, ListBodies
 __all__ = ["create_app"]
 
 
-def create_app(broker: Broker, *, is_open: bool = True, gate: Gate | None = None) -> QuartTrio:
+def create_app(
+    broker: Broker,
+    *,
+    is_open: bool = True,
+    gate: Gate | None = None,
+    access: HttpAccess | None = None,
+) -> QuartTrio:
     """Return the HTTP API of ``broker``.
 
     Args:
         broker: the broker.
         is_open: answer requests; if not, refuse them because they have to come by HTTPS.
         gate: refuses requests; /metrics shows how many.
+        access: says who may do what; None: all may.
     """
     gate = Gate() if gate is None else gate
 
@@ -63,6 +71,7 @@ def create_app(broker: Broker, *, is_open: bool = True, gate: Gate | None = None
         check=check,
         before=require_https,
         sites=gate.sites,
+        authorize=lambda path: None if access is None else access.check(path),
     )
 
 

@@ -93,7 +93,7 @@ class PublishRules:
         delay = values.get(b"defer")
         if delay is None:
             return 0
-        limit_ms = self._broker.options.max_req_timeout_ns // MILLISECOND_NS
+        limit_ms = self._broker.options.max_defer_ns // MILLISECOND_NS
         if not _MILLISECONDS.fullmatch(delay) or not 0 <= int(delay) <= limit_ms:
             raise HttpError(400, "INVALID_DEFER")
         return int(delay)

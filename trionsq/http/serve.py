@@ -88,7 +88,9 @@ class HttpServer(WebServer):
     ) -> None:
         gate = gate_of(broker.options) if gate is None else gate
         is_open = tls is not None or broker.options.tls_required != "true"
-        path = FastPath(broker, _wait_limits(), gate.sites) if fast_path and is_open else None
+        # The fast path knows no users.
+        fast_path = fast_path and is_open and broker.users is None
+        path = FastPath(broker, _wait_limits(), gate.sites) if fast_path else None
         super().__init__(None, None if path is None else _Front(path), gate)
         self._broker = broker
         self._mounts = mounts if is_open else NO_MOUNTS
@@ -118,9 +120,13 @@ class HttpServer(WebServer):
             gc.freeze()
 
     def _load_app(self) -> None:
+        from trionsq.http.access import may_use
         from trionsq.http.app import create_app
+        from trionsq.web.access import HttpAccess
 
-        app = create_app(self._broker, is_open=self._is_open, gate=self._gate)
+        users = self._broker.users
+        access = None if users is None else HttpAccess(users, may_use)
+        app = create_app(self._broker, is_open=self._is_open, gate=self._gate, access=access)
         self.load(mounted(app, self._mounts))
 
     async def open(self, accepted: socket.socket) -> Transport:
@@ -128,10 +134,15 @@ class HttpServer(WebServer):
         if self._tls is None:
             return transport
         upgraded: Transport | None = None
+        engine = self._tls.new_engine(self._clock.now_s())
         with trio.move_on_after(HANDSHAKE_S):
-            upgraded = await start_tls(transport, self._tls.new_engine(self._clock.now_s()))
+            upgraded = await start_tls(transport, engine)
         if upgraded is None:
             raise TimeoutError("TLS handshake timed out")
+        if self._broker.users is not None:
+            from trionsq.web.access import client_certificate
+
+            client_certificate.set(engine.info().common_name)
         return upgraded
 
 

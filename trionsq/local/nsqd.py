@@ -32,6 +32,7 @@ def _run(options: NsqdOptions) -> int:
     # Here, because they take long to import: --help and --version do without.
     import trio
 
+    from trionsq.daemon.acl import AclError
     from trionsq.daemon.listener import ListenError
     from trionsq.local.nsqd_daemon import run_nsqd
     from trionsq.storage.folder import DataPathError
@@ -43,7 +44,7 @@ def _run(options: NsqdOptions) -> int:
     code = 1
     try:
         code = trio.run(run_nsqd, options)
-    except* (DataPathError, TlsConfigError) as group:
+    except* (AclError, DataPathError, TlsConfigError) as group:
         failure = f"failed to instantiate nsqd - {first_error(group)}"
     except* (ListenError, MetadataError, OptionsError) as group:
         failure = str(first_error(group))

@@ -21,10 +21,11 @@ from trionsq.broker.background import ThreadBackground
 from trionsq.broker.broker import Broker, data_folder
 from trionsq.broker.drain import Drain, DrainPhase
 from trionsq.broker.options import NsqdOptions, OptionsError
+from trionsq.daemon.acl import AclError
 from trionsq.daemon.gcpolicy import start_collecting, tune_gc
 from trionsq.daemon.listener import ListenError, accept_forever, bound_address, open_sockets
 from trionsq.daemon.log import set_level
-from trionsq.daemon.signals import ECHO_S, wait_second_signal
+from trionsq.daemon.signals import ECHO_S, run_at_hangup, wait_second_signal
 from trionsq.disk import RealDisk
 from trionsq.http.serve import gate_of, serve_http
 from trionsq.storage.folder import DataPathError, lock_data_path
@@ -50,6 +51,7 @@ async def running_nsqd(options: NsqdOptions) -> AsyncIterator[Broker]:
     Afterwards the broker's ``unsaved`` names what was not saved to disk.
 
     Raises:
+        AclError: the file of users can't be used.
         DataPathError: the data path can't be used.
         ListenError: an address can't be listened on.
         MetadataError: the data path's metadata can't be understood.
@@ -78,6 +80,8 @@ async def running_nsqd(options: NsqdOptions) -> AsyncIterator[Broker]:
         await tasks.start(_run_broker, broker, tasks.cancel_scope, name="broker")
         await stack.enter_async_context(_saved_after_an_error(broker))
         listeners = await stack.enter_async_context(trio.open_nursery())
+        if broker.users is not None:
+            listeners.start_soon(run_at_hangup, broker.users.file.reload, name="SIGHUP")
         for sock in tcp:
             name = f"listener {bound_address(sock)[0]}"
             await listeners.start(
@@ -176,7 +180,7 @@ async def run_nsqd(options: NsqdOptions) -> int:
     are saved, and the code is 1.
 
     Raises:
-        DataPathError, ListenError, MetadataError, OptionsError, TlsConfigError: as
+        AclError, DataPathError, ListenError, MetadataError, OptionsError, TlsConfigError: as
             `running_nsqd`.
     """
     trio.lowlevel.current_task().name = "nsqd"
@@ -202,7 +206,9 @@ async def run_nsqd(options: NsqdOptions) -> int:
                     )
                     await stop.wait()
                 code = 0
-            except* (DataPathError, ListenError, MetadataError, OptionsError, TlsConfigError):
+            except* (
+                AclError, DataPathError, ListenError, MetadataError, OptionsError, TlsConfigError
+            ):  # fmt: skip
                 raise
             except* Exception as errors:
                 log.critical("NSQ: stopped by an unexpected error", exc_info=errors)

@@ -39,6 +39,7 @@ def create_app(
     check: Callable[[str], None] = lambda method: None,
     before: Callable[[str], Response | None] = lambda path: None,
     sites: SiteGuard | None = None,
+    authorize: Callable[[str], None] = lambda path: None,
 ) -> QuartTrio:
     """Return an application that answers at ``endpoints``.
 
@@ -49,6 +50,7 @@ def create_app(
         before: gets the path of each request, also of unknown ones; its response, if any, is sent
             instead of any other.
         sites: refuses requests of other sites' pages, at every path.
+        authorize: gets the path of each endpoint that is asked for; raises HttpError to refuse.
     """
     app = BoundedApp(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = max_body_bytes
@@ -66,7 +68,7 @@ def create_app(
         )
     if sites is not None:
         _guard(app, sites)
-    _add_common_rules(app, check, before)
+    _add_common_rules(app, check, before, authorize)
     return app
 
 
@@ -97,6 +99,7 @@ def _add_common_rules(
     app: QuartTrio,
     check: Callable[[str], None],
     before: Callable[[str], Response | None],
+    authorize: Callable[[str], None],
 ) -> None:
     # All are coroutines because quart would run plain functions in a thread.
     @app.before_request
@@ -113,6 +116,8 @@ def _add_common_rules(
         if request.method == "HEAD" and request.url_rule is not None:
             # werkzeug adds HEAD to every GET endpoint.
             return _other_method(_methods(app.url_map.iter_rules(), request.url_rule.rule))
+        if request.url_rule is not None:
+            authorize(request.url_rule.rule)
         check(request.method)
         return None
 

@@ -60,6 +60,7 @@ class CommandLimits:
     max_body_size: int = 5242880
     max_rdy_count: int = 2500
     max_req_timeout_ms: int = 3_600_000
+    max_defer_timeout_ms: int = 3_600_000
 
 
 def _split(line: bytes) -> Params:
@@ -154,7 +155,7 @@ def parse_requeue(params: Params, max_req_timeout_ms: int) -> Requeue:
     return Requeue(id_, min(delay_ms, max_req_timeout_ms))
 
 
-def parse_deferred(params: Params, max_req_timeout_ms: int) -> tuple[str, int]:
+def parse_deferred(params: Params, max_defer_timeout_ms: int) -> tuple[str, int]:
     """Return the topic of a DPUB, and its delay in milliseconds."""
     if len(params) < 3:
         raise ProtocolError("E_INVALID", "DPUB insufficient number of parameters")
@@ -162,8 +163,8 @@ def parse_deferred(params: Params, max_req_timeout_ms: int) -> tuple[str, int]:
     delay_ms = _parse_digits(params[2])
     if delay_ms is None:
         raise ProtocolError("E_INVALID", b"DPUB could not parse timeout " + params[2])
-    if delay_ms > max_req_timeout_ms:
-        text = f"DPUB timeout {delay_ms} out of range 0-{max_req_timeout_ms}"
+    if delay_ms > max_defer_timeout_ms:
+        text = f"DPUB timeout {delay_ms} out of range 0-{max_defer_timeout_ms}"
         raise ProtocolError("E_INVALID", text)
     return topic, delay_ms
 

@@ -323,7 +323,7 @@ class ServerParser:
         return Publish(topic, bodies)
 
     def _dpub(self, params: Params, line: bytes) -> Event | None:
-        topic, delay_ms = parse_deferred(params, self._limits.max_req_timeout_ms)
+        topic, delay_ms = parse_deferred(params, self._limits.max_defer_timeout_ms)
         if not self._message_is_there(line, "DPUB"):
             return None
         (size,) = _INT32.unpack_from(self._buffer, self._pos)
