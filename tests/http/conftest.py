@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 
-from trionsq.broker.broker import Broker, data_folder
+from trionsq.broker.broker import Broker
 from trionsq.broker.options import NsqdOptions
+from trionsq.broker.runtime import data_folder
 from trionsq.testing.background import InlineBackground
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.logstate import open_state

@@ -10,8 +10,9 @@ from quart_trio import QuartTrio
 
 from tests.http.conftest import StartBroker
 from trionsq import httpget
-from trionsq.broker.broker import Broker, data_folder
+from trionsq.broker.broker import Broker
 from trionsq.broker.options import NsqdOptions
+from trionsq.broker.runtime import data_folder
 from trionsq.http.app import create_app
 from trionsq.testing import open_broker
 from trionsq.testing.background import InlineBackground

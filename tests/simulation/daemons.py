@@ -19,9 +19,9 @@ from lookupd.daemon import Lookupd
 from lookupd.options import NsqlookupdOptions
 from tests.simulation.plan import NsqdPlan
 from trionsq import httpget
-from trionsq.broker.broker import Broker, data_folder
+from trionsq.broker.broker import Broker
 from trionsq.broker.options import NsqdOptions, validated
-from trionsq.broker.runtime import Clock
+from trionsq.broker.runtime import Clock, data_folder
 from trionsq.durations import SECOND_NS
 from trionsq.http.app import create_app
 from trionsq.http.fast_connection import FastConnection

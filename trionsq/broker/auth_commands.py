@@ -6,22 +6,23 @@ Spec: tcp-protocol, section 9.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeAlias
 
 import trio
 
-from trionsq.broker.acl import GrantSource
+from trionsq.broker.acl import AclGrants, GrantSource
 from trionsq.broker.answers import Answer, Reply, complete_reply
-from trionsq.broker.auth import ClientAuth
+from trionsq.broker.auth import AuthServers, ClientAuth
 from trionsq.broker.client import Client, Handler
 from trionsq.broker.runtime import Clock
+from trionsq.daemon.acl import Authenticator
 from trionsq.logtext import printable
 from trionsq.wire import events, frames
 from trionsq.wire.auth import Grant, Question, answer
 from trionsq.wire.errors import ProtocolError
 
-__all__ = ["AuthCommands"]
+__all__ = ["AuthCommands", "guarded_handlers"]
 
 log = logging.getLogger("trionsq")
 
@@ -185,3 +186,19 @@ async def _close_at_end_of_input(client: Client) -> None:
             return
         if data is not None:
             client.parser.receive(data)
+
+
+def guarded_handlers(
+    handlers: Mapping[type, Handler],
+    users: Authenticator | None,
+    servers: AuthServers | None,
+    clients: Iterable[Client],
+    clock: Clock,
+) -> Mapping[type, Handler]:
+    """Return the handlers behind the users of --acl-file, or behind the auth servers, if any."""
+    if users is not None:
+        grants = AclGrants(users, servers, clients, clock)
+        return AuthCommands(handlers, grants, clock, grants.by_certificate).handlers
+    if servers is not None:
+        return AuthCommands(handlers, servers, clock).handlers
+    return handlers

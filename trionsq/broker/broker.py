@@ -10,10 +10,10 @@ from typing import Final
 
 import trio
 
-from trionsq.broker.acl import AclGrants, users_of
+from trionsq.broker.acl import users_of
 from trionsq.broker.admission import Admission
 from trionsq.broker.auth import AuthServers
-from trionsq.broker.auth_commands import AuthCommands
+from trionsq.broker.auth_commands import guarded_handlers
 from trionsq.broker.checks import Checks
 from trionsq.broker.chores import Chore, Chores
 from trionsq.broker.client import Client, ClientContext
@@ -26,6 +26,7 @@ from trionsq.broker.heartbeats import TimingWheel
 from trionsq.broker.identify import IdentifyCommand, server_features, server_tls
 from trionsq.broker.logs import LogTopics
 from trionsq.broker.lookup import Lookups
+from trionsq.broker.memory_guard import MemoryGuard
 from trionsq.broker.metadata import MetadataKeeper
 from trionsq.broker.options import NsqdOptions
 from trionsq.broker.policies import Policies
@@ -44,7 +45,7 @@ from trionsq.daemon.looplag import LOOP_LAG_BOUNDS_S, watch_loop_lag
 from trionsq.disk import Disk
 from trionsq.durations import SECOND_NS
 from trionsq.histogram import Histogram
-from trionsq.storage.folder import Background, DataFolder
+from trionsq.storage.folder import DataFolder
 from trionsq.storage.letters import DeadLetterStore, SqliteLetters
 from trionsq.storage.log.rows import State
 from trionsq.storage.log.state import SqliteState
@@ -54,7 +55,7 @@ from trionsq.transports.transport import Transport
 from trionsq.transports.turn import Turn
 from trionsq.wire.errors import DRAINING
 
-__all__ = ["Broker", "data_folder"]
+__all__ = ["Broker"]
 
 log = logging.getLogger("trionsq")
 
@@ -88,8 +89,7 @@ class Broker:
         chores: work that takes more than one turn of the event loop.
         checks: whether the counters of each queue add up.
         loop_lag_s: how late the event loop is, in seconds.
-        drain: refuses publishes and waits until nothing is left.
-        disk_guard: refuses publishes while the disk is nearly full.
+        drain, disk_guard, memory_guard: /config/drain, --min-free-disk and --max-memory.
         unsaved: after `run`, what could not be saved: a line for each topic or channel.
     """
 
@@ -126,6 +126,7 @@ class Broker:
         self.unsaved: list[str] = []
         self.chores = Chores(self.defects)
         self.drain = Drain(self.topics, options.drain_timeout_ns)
+        self.memory_guard = MemoryGuard(self.topics, options.max_memory)
         self.disk_guard = DiskGuard(folder, self.topics, self.drain, options.min_free_disk)
         self.checks = Checks(self.topics, self.clients)
         self.lookups = Lookups(self.live_options, self.ports, self.topics, self.defects)
@@ -135,9 +136,7 @@ class Broker:
         self.users = users_of(options)
         self.logs = LogTopics(folder, options, self.topics, self.clock, open_state)
         self._turn = Turn()
-        self.policies = Policies(
-            folder, self.topics, self.clock, self.chores, self.defects, options.policy_file
-        )
+        self.policies = Policies(folder, self.topics, self.clock, self.chores, self.defects)
         self.registry = TopicRegistry(
             self.topics,
             options,
@@ -174,13 +173,9 @@ class Broker:
             max_msg_timeout_s=options.max_msg_timeout_ns / SECOND_NS,
             max_channel_consumers=options.max_channel_consumers,
         )
-        handlers = commands.handlers
-        if self.users is not None:
-            grants = AclGrants(self.users, self.auth_servers, self.clients, self.clock)
-            by_certificate = grants.by_certificate
-            handlers = AuthCommands(handlers, grants, self.clock, by_certificate).handlers
-        elif self.auth_servers is not None:
-            handlers = AuthCommands(handlers, self.auth_servers, self.clock).handlers
+        handlers = guarded_handlers(
+            commands.handlers, self.users, self.auth_servers, self.clients, self.clock
+        )
         return ClientContext(
             features=features,
             limits=command_limits(options),
@@ -215,7 +210,7 @@ class Broker:
             MetadataError: the data path has metadata that can't be understood.
         """
         records = load_metadata(self.folder.disk)
-        self.policies.load()
+        self.policies.load(self.options.policy_file)
         self.registry.ids_after_ns = IdReserve(self.folder.disk).load()
         saved = False
         try:
@@ -268,6 +263,7 @@ class Broker:
             ("check", "checks", self.checks.run),
             ("drain", "drain", self.drain.run),
             ("disk_guard", "disk guard", self.disk_guard.run),
+            ("memory_guard", "memory guard", self.memory_guard.run),
             ("scan", "queue scan", scan),
             ("heartbeat", "heartbeats", heartbeats),
             ("disk_sync", "disk syncs", partial(run_disk_syncs, folder, sync_s)),
@@ -403,14 +399,3 @@ class Broker:
             self.dead_letters.topic_gone(topic)
         if not self.exiting:
             self.lookups.announce(topic, channel, gone)
-
-
-def data_folder(options: NsqdOptions, disk: Disk, background: Background) -> DataFolder:
-    """The data path, with the limits of the options."""
-    return DataFolder(
-        disk,
-        background,
-        max_file_bytes=options.max_bytes_per_file,
-        max_body_bytes=options.max_msg_size,
-        sync_every=options.sync_every,
-    )

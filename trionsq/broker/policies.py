@@ -70,7 +70,6 @@ class Policies:
         clock: Clock,
         chores: Chores,
         defects: Defects,
-        policy_file: str = "",
     ) -> None:
         self.applied = PolicySet()
         self.of_file: dict[str, Policy] = {}
@@ -82,7 +81,7 @@ class Policies:
         self._chores = chores
         self._defects = defects
         self._file = ReplacedFile(folder, POLICIES_FILE)
-        self._policy_file = policy_file
+        self._policy_file = ""
         # What the policy file was when it was read last.
         self._seen: tuple[int, ...] = ()
         self._look = trio.Event()
@@ -94,12 +93,13 @@ class Policies:
     def __repr__(self) -> str:
         return f"<Policies {len(self.applied)}>"
 
-    def load(self) -> None:
-        """Read what there is, at the start.
+    def load(self, policy_file: str = "") -> None:
+        """Read what there is, at the start; ``policy_file`` is the path of --policy-file.
 
         Raises:
             MetadataError: the policies of the data path, or the policy file, are not valid.
         """
+        self._policy_file = policy_file
         self._stored = {policy.name: policy for policy in load_policies(self._disk)}
         if self._policy_file:
             path = self._policy_file
@@ -265,7 +265,8 @@ class Policies:
         lines = 0
         logs = self._clock.now_s() >= self._log_at_s
         for topic in list(self._topics.values()):
-            for core in [*topic.core.channels.values(), topic.core]:
+            cores: list[TopicState | ChannelState] = [*topic.core.channels.values(), topic.core]
+            for core in cores:
                 if not is_governed(core):
                     continue
                 with self._defects.fence("policy", f"{core!r}"):

@@ -10,10 +10,12 @@ from typing import Final
 import trio
 
 from trionsq.broker.options import NsqdOptions
+from trionsq.disk import Disk
 from trionsq.durations import MILLISECOND_NS
+from trionsq.storage.folder import Background, DataFolder
 from trionsq.wire.lines import CommandLimits
 
-__all__ = ["Clock", "ListeningPorts", "LiveOptions", "command_limits"]
+__all__ = ["Clock", "ListeningPorts", "LiveOptions", "command_limits", "data_folder"]
 
 # Two clocks cannot be read at once.
 _JITTER_NS: Final = 10_000_000
@@ -121,11 +123,22 @@ class ListeningPorts:
 
 
 def command_limits(options: NsqdOptions) -> CommandLimits:
-    """Return the sizes and counts that commands of clients may have."""
+    """Return the limits of what a client may send."""
     return CommandLimits(
         max_msg_size=options.max_msg_size,
         max_body_size=options.max_body_size,
         max_rdy_count=options.max_rdy_count,
         max_req_timeout_ms=options.max_req_timeout_ns // MILLISECOND_NS,
         max_defer_timeout_ms=options.max_defer_ns // MILLISECOND_NS,
+    )
+
+
+def data_folder(options: NsqdOptions, disk: Disk, background: Background) -> DataFolder:
+    """The data path, with the limits of the options."""
+    return DataFolder(
+        disk,
+        background,
+        max_file_bytes=options.max_bytes_per_file,
+        max_body_bytes=options.max_msg_size,
+        sync_every=options.sync_every,
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
 from trionsq.core.batch import Segment
-from trionsq.core.bounds import Bounds
+from trionsq.core.bounds import Bounds, weight
 from trionsq.core.deferred import DeferredMessages
 from trionsq.core.peek import BackendView
 from trionsq.core.round import Round
@@ -239,6 +239,11 @@ class Store:
     def __repr__(self) -> str:
         return f"<Store {self.memory} backend={self.backend.depth}>"
 
+    def change_limit(self, limit: int) -> None:
+        """Let memory hold so many messages from now on; what is in it stays."""
+        self.limit = limit
+        self._append_limit = 0 if self.backend.has_published else limit
+
     def change_backend(self, backend: Backend) -> None:
         self.backend = backend
         self._append_limit = 0 if backend.has_published else self.limit
@@ -334,12 +339,21 @@ class Store:
             BackendError: the rest is still in memory.
         """
         while self.memory.depth:
-            segment = self.memory.pop_segment(_MAX_SAVE_MESSAGES, _MAX_SAVE_BYTES)
-            try:
-                self.overflow(segment)
-            except Exception:  # a defect loses no message either
-                self.memory.put_back(segment)
-                raise
+            self.move_to_backend()
+
+    def move_to_backend(self) -> tuple[int, int]:
+        """Move the next messages of the memory queue to the backend; count and bytes.
+
+        Raises:
+            BackendError: they are still in memory.
+        """
+        segment = self.memory.pop_segment(_MAX_SAVE_MESSAGES, _MAX_SAVE_BYTES)
+        try:
+            self.overflow(segment)
+        except Exception:  # a defect loses no message either
+            self.memory.put_back(segment)
+            raise
+        return segment.count, weight(segment)
 
     def drop(self, reason: str, count: int) -> None:
         """Count messages that are given up on purpose."""

@@ -16,15 +16,13 @@ from trionsq.broker.broker import Broker
 from trionsq.broker.channel import Channel
 from trionsq.broker.logs import durability_of, log_of
 from trionsq.broker.topic import Topic
-from trionsq.core.keys import KeyWindow
 from trionsq.core.latency import quantiles
 from trionsq.http.logstream import Readers
-from trionsq.storage.log.figures import StateFigures
+from trionsq.http.node_metrics import node_metrics, table_of
 from trionsq.storage.log.retention import Retention
 from trionsq.storage.log.topiclog import TopicLog
 from trionsq.web.gate import Gate
 from trionsq.web.metrics import (
-    Family,
     HistogramMetrics,
     Labels,
     MetricSet,
@@ -96,16 +94,6 @@ _LOG: Final = (
 _HOLDER: Final = gauge(
     "nsqd_log_oldest_segment", "1: what keeps the oldest file of the log; see docs/durability.md."
 )
-_STATE: Final = (
-    counter("nsqd_log_state_commits", "Transactions of the logs' state."),
-    counter("nsqd_log_state_commit_failures", "Transactions that failed; each is repeated."),
-    gauge("nsqd_log_disk_full", "1 while no log takes messages: finishing needs the last room."),
-    gauge("nsqd_log_io_uring", "1 if the kernel writes small rounds by io_uring, without threads."),
-)
-_DISK: Final = (
-    gauge("nsqd_disk_free_bytes", "Free bytes of the data path's disk; with --min-free-disk only."),
-    gauge("nsqd_disk_low", "1 while publishes are refused because of --min-free-disk."),
-)
 _TOPIC_DROPPED: Final = counter(
     "nsqd_topic_dropped_messages", "Messages discarded on purpose, by reason."
 )
@@ -126,28 +114,6 @@ _PROCESS: Final = (
     counter("nsqd_broken_invariants", "Checks that found counters which do not add up: a defect."),
     gauge("nsqd_disk_faults", "Queues and files with a fault; 0 is healthy."),
     gauge("nsqd_draining", "1 while nsqd refuses publishes because it is drained."),
-)
-_READERS: Final = (
-    gauge("nsqd_log_readers", "Answers to GET /topic/log under way."),
-    counter(
-        "nsqd_log_readers_refused", "Requests for /topic/log refused: too many were under way."
-    ),
-)
-_KEYS: Final = (
-    gauge("nsqd_idempotency_keys", "Keys of idempotent publishes in memory."),
-    counter(
-        "nsqd_idempotency_keys_forgotten_early",
-        "Keys forgotten within --idempotency-window, because there were --idempotency-max-keys.",
-    ),
-)
-_KEYED: Final = counter("nsqd_idempotent_publishes", "Publishes with a key, by what became of it.")
-_LETTERS: Final = (
-    gauge("nsqd_dead_letters", "Messages that a channel gave up, by where they were."),
-    gauge("nsqd_dead_letter_bytes", "Size of their bodies."),
-    gauge("nsqd_dead_letter_oldest_age_seconds", "Time since the oldest was given up."),
-)
-_LETTER_EVENTS: Final = counter(
-    "nsqd_dead_letter_events", "Dead letters since the start, by what became of them."
 )
 _DEFECTS: Final = counter("nsqd_defects", "Unexpected exceptions, by the part of nsqd that failed.")
 _REFUSED: Final = counter(
@@ -203,10 +169,7 @@ async def _gather(broker: Broker, gate: Gate, readers: Readers) -> Sequence[Metr
         build_info("nsqd"),
         *_process(broker, await _queued_output_bytes(broker)),
         *gate_metrics("nsqd", gate),
-        *_keys(broker.registry.keys),
-        *_letters(broker),
-        *_logs(broker, readers),
-        Table(_DISK, [({}, [broker.disk_guard.free_bytes, broker.disk_guard.is_low])]),
+        *node_metrics(broker, readers),
         storages,
         logs,
         holders,
@@ -279,53 +242,6 @@ def _log(topic_log: TopicLog, damaged_count: int, kept: Retention) -> list[float
     ]
 
 
-def _keys(keys: KeyWindow) -> list[MetricSet]:
-    results = {
-        "stored": keys.stored_count,
-        "repeated": keys.repeated_count,
-        "refused": keys.reused_count,
-    }
-    return [
-        Table(_KEYS, [({}, [len(keys), keys.early_count])]),
-        _one(_KEYED, [({"result": result}, [count]) for result, count in results.items()]),
-    ]
-
-
-def _letters(broker: Broker) -> list[MetricSet]:
-    letters, now_ns = broker.dead_letters, broker.clock.now_ns()
-    found: dict[tuple[str, str], list[float]] = {}
-    for one in letters.tallies:
-        row = found.setdefault((one.topic, one.channel), [0, 0, 0.0])
-        row[0] += one.letters
-        row[1] += one.nbytes
-        row[2] = max(row[2], (now_ns - one.oldest_ns) / 1e9)
-    rows: list[tuple[Labels, Sequence[float | None]]] = [
-        ({"topic": topic, "channel": channel}, row) for (topic, channel), row in found.items()
-    ]
-    return [
-        Table(_LETTERS, rows),
-        _one(_LETTER_EVENTS, [({"event": event}, [n]) for event, n in letters.counts.items()]),
-    ]
-
-
-def _logs(broker: Broker, readers: Readers) -> list[MetricSet]:
-    node = broker.logs.node
-    figures = StateFigures() if node is None else node.figures
-    state: list[tuple[Labels, Sequence[float | None]]] = []
-    if node is not None:
-        is_direct = broker.folder.background.writes_directly
-        state.append(({}, [figures.commits, figures.failed_commits, node.is_full, is_direct]))
-    return [
-        Table(_STATE, state),
-        Table(_READERS, [({}, [readers.count, readers.refused_count])]),
-        HistogramMetrics.of(
-            "nsqd_log_fsync_duration_seconds",
-            "Duration of an fsync of a log.",
-            figures.fsync_s,
-        ),
-    ]
-
-
 def _age_s(depth: int, oldest_ns: int | None, now_ns: int) -> float | None:
     """Return the age of the oldest message; None if it is on disk and its age is unknown."""
     if oldest_ns is None:
@@ -379,10 +295,10 @@ def _process(broker: Broker, queued_output_bytes: int) -> list[MetricSet]:
         auth_rows.append(({}, [servers.active_requests, servers.waiting_requests]))
     return [
         Table(_PROCESS, [({}, values)]),
-        _one(_DEFECTS, [({"part": part}, [n]) for part, n in broker.defect_counts.items()]),
-        _one(_REFUSED, [({"limit": limit}, [n]) for limit, n in admission.refused_by.items()]),
+        table_of(_DEFECTS, [({"part": part}, [n]) for part, n in broker.defect_counts.items()]),
+        table_of(_REFUSED, [({"limit": limit}, [n]) for limit, n in admission.refused_by.items()]),
         Table(_AUTH, auth_rows),
-        _one(_LOOKUPD, [({"lookupd": peer.label}, [peer.is_connected]) for peer in peers]),
+        table_of(_LOOKUPD, [({"lookupd": peer.label}, [peer.is_connected]) for peer in peers]),
         HistogramMetrics.of(
             "nsqd_fsync_duration_seconds",
             "Duration of an fsync of a disk queue's file.",
@@ -394,7 +310,3 @@ def _process(broker: Broker, queued_output_bytes: int) -> list[MetricSet]:
             broker.loop_lag_s,
         ),
     ]
-
-
-def _one(family: Family, rows: list[tuple[Labels, Sequence[float | None]]]) -> Table:
-    return Table([family], rows)

@@ -18,9 +18,10 @@ from typing import Final
 import trio
 
 from trionsq.broker.background import ThreadBackground
-from trionsq.broker.broker import Broker, data_folder
+from trionsq.broker.broker import Broker
 from trionsq.broker.drain import Drain, DrainPhase
 from trionsq.broker.options import NsqdOptions, OptionsError
+from trionsq.broker.runtime import data_folder
 from trionsq.daemon.acl import AclError
 from trionsq.daemon.gcpolicy import start_collecting, tune_gc
 from trionsq.daemon.listener import ListenError, accept_forever, bound_address, open_sockets

@@ -9,9 +9,9 @@ from typing import Any
 
 import trio
 
-from trionsq.broker.broker import Broker, data_folder
+from trionsq.broker.broker import Broker
 from trionsq.broker.options import NsqdOptions, validated
-from trionsq.broker.runtime import Clock
+from trionsq.broker.runtime import Clock, data_folder
 from trionsq.disk import Disk
 from trionsq.storage.folder import Background
 from trionsq.storage.letters import DeadLetterStore, SqliteLetters
