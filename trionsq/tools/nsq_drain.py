@@ -21,7 +21,7 @@ from typing import Any, Final
 __all__ = ["main"]
 
 URL: Final = "http://127.0.0.1:4151"
-REQUEST_LIMIT_S: Final = 5.0
+REQUEST_LIMIT_S: Final = 15.0
 PAUSE_S: Final = 0.25
 # nsqd may end before its last state was seen.
 _MARGIN_S: Final = 1.0
