@@ -80,8 +80,7 @@ class Broker:
         dead_letters: what channels gave up.
         policies: what holds for topics and channels by the pattern of their names.
         lookups: the nsqlookupds that it is registered at.
-        auth_servers: decide who may do what; None without them.
-        users: of --acl-file, which decide before them; None without it.
+        users, auth_servers: decide who may do what, in this order; None without them.
         statsd: pushes metrics, if --statsd-address is given.
         tls: its side of TLS, None without a certificate.
         started_s: start time, in whole seconds since the epoch.
