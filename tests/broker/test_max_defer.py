@@ -42,11 +42,12 @@ async def test_a_message_may_wait_for_longer_and_over_a_restart(
 
 async def test_it_bounds_both_ways_of_publishing() -> None:
     """Without it --max-req-timeout does; REQ follows that one in any case."""
-    for options, limit_s in (
+    cases: list[tuple[dict[str, Any], int]] = [
         ({"max_defer_timeout_ns": 5 * SECOND_NS}, 5),
         ({"max_req_timeout_ns": 7 * SECOND_NS}, 7),
         ({"max_req_timeout_ns": 7 * SECOND_NS, "max_defer_timeout_ns": 9 * SECOND_NS}, 9),
-    ):
+    ]
+    for options, limit_s in cases:
         async with nsqd_in_memory(**options) as broker:
             client, talk = create_app(broker).test_client(), Conversation.begin(broker)
             for over, status in ((0, 200), (1, 400)):

@@ -59,6 +59,7 @@ def test_every_key_is_read(tmp_path: Path, key: str) -> None:
         "auth_http_request_method": '"post"',
         "storage": '"log"',
         "durability": '"always"',
+        "sigterm": '"drain"',
     }
     value = text.get(key) or written.get(spec.kind.name, '"any"')
     content = read(tmp_path, f"{key} = {value}")

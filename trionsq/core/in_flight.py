@@ -85,7 +85,7 @@ class InFlight:
         """
         yield from self.subscriptions.walk()
         yield from self._disconnected.walk()
-        if self.given_up is not None:
+        if self.given_up is not None and self.given_up.in_flight:
             yield self.given_up
 
     def add_subscription(self, subscription: Subscription) -> None:

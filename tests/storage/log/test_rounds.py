@@ -278,6 +278,9 @@ class _OneMessage:
     def release_block(self, nbytes: int) -> None:
         assert not nbytes
 
+    def is_for(self, sequence: int, channel: str) -> bool:
+        return True
+
 
 def test_a_deferred_message_that_comes_late_brings_back_none_that_have_left() -> None:
     """What the state knows as left stays so when one is entered that was due before."""
