@@ -39,8 +39,12 @@ LIMIT_S = 60.0
 TOPIC, CHANNEL = "orders", "billing"
 # A stream without an end, and a page that takes a second at least and 30 for most faults.
 LEFT_OUT: Final = {"events", "pprofProfile"}
-# There is no Graphite, no message in flight, and no page whose token a request could have.
-WITHOUT_SUCCESS: Final = {"graphiteRate", "render", "pprofSymbols", "addDeadLetter"}
+# There is no Graphite, no page whose token a request could have, no message in flight, and perhaps no
+# policy of the name.
+WITHOUT_SUCCESS: Final = {
+    *("graphiteRate", "render", "pprofSymbols"),
+    *("addDeadLetter", "policy", "deletePolicy"),
+}
 # What else they need to succeed.
 NAMES: Final = {"moveTopic": {"topic": "plain"}, "createChannel": {"channel": "new"}}
 # By operation: why a right request may be refused with 400.
