@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 from quart_trio import QuartTrio
@@ -18,7 +19,7 @@ from trionsq.web.access import HttpAccess, client_certificate
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> dict[str, str]:
+def options(tmp_path: Path) -> dict[str, Any]:
     """Of an nsqd with the file of users."""
     path = tmp_path / "acl.toml"
     path.write_text(FILE)
@@ -39,7 +40,7 @@ def bearer(token: str) -> dict[str, str]:
 SHOP, BILLING, OPS = bearer("shop-token"), bearer("old"), bearer("ops-token")
 
 
-async def test_every_route_but_the_health_checks_needs_a_user(options: dict[str, str]) -> None:
+async def test_every_route_but_the_health_checks_needs_a_user(options: dict[str, Any]) -> None:
     """Whoever adds one need not think of it."""
     async with nsqd_in_memory(**options) as broker:
         app = guarded_app(broker)
@@ -81,7 +82,7 @@ async def test_every_route_but_the_health_checks_needs_a_user(options: dict[str,
     ],
 )
 async def test_a_user_may_what_the_file_says(
-    options: dict[str, str], headers: dict[str, str], method: str, target: str, status: int
+    options: dict[str, Any], headers: dict[str, str], method: str, target: str, status: int
 ) -> None:
     """The topic is that of the query; what is about the node is for those who have it all."""
     async with nsqd_in_memory(**options) as broker:
@@ -92,7 +93,7 @@ async def test_a_user_may_what_the_file_says(
         assert answer.status_code == status
 
 
-async def test_the_administrator_of_a_topic_is_that_of_no_node(options: dict[str, str]) -> None:
+async def test_the_administrator_of_a_topic_is_that_of_no_node(options: dict[str, Any]) -> None:
     """A topic in the query of another route changes nothing; a certificate is enough."""
     async with nsqd_in_memory(**options) as broker:
         assert broker.users is not None
@@ -110,7 +111,7 @@ async def test_the_administrator_of_a_topic_is_that_of_no_node(options: dict[str
         assert not broker.drain.is_on
 
 
-async def test_basic_has_the_token_as_its_password(options: dict[str, str]) -> None:
+async def test_basic_has_the_token_as_its_password(options: dict[str, Any]) -> None:
     """The name of the user has to be right, or empty."""
     async with nsqd_in_memory(**options) as broker:
         client = guarded_app(broker).test_client()
@@ -127,7 +128,7 @@ async def test_basic_has_the_token_as_its_password(options: dict[str, str]) -> N
         assert answer.status_code == 401
 
 
-async def test_wrong_tokens_are_limited(options: dict[str, str]) -> None:
+async def test_wrong_tokens_are_limited(options: dict[str, Any]) -> None:
     """Then the answer is 429 with a time to wait."""
     async with nsqd_in_memory(**options) as broker:
         client = guarded_app(broker).test_client()
@@ -139,7 +140,7 @@ async def test_wrong_tokens_are_limited(options: dict[str, str]) -> None:
 
 
 async def test_the_log_says_who_changed_what(
-    options: dict[str, str], caplog: pytest.LogCaptureFixture
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Not who published or read; a token is in no line."""
     caplog.set_level(logging.DEBUG, "trionsq")
