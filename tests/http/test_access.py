@@ -44,7 +44,7 @@ async def test_every_route_but_the_health_checks_needs_a_user(options: dict[str,
     """Whoever adds one need not think of it."""
     async with nsqd_in_memory(**options) as broker:
         app = guarded_app(broker)
-        client = app.test_client()
+        client: Any = app.test_client()
         broker.topic("orders").channel("billing")
         free = set()
         for rule in app.url_map.iter_rules():
@@ -88,7 +88,7 @@ async def test_a_user_may_what_the_file_says(
     async with nsqd_in_memory(**options) as broker:
         for channel in ("billing", "other"):
             broker.topic("orders").channel(channel)
-        client = guarded_app(broker).test_client()
+        client: Any = guarded_app(broker).test_client()
         answer = await client.open(target, method=method, headers=headers, data=b"info")
         assert answer.status_code == status
 

@@ -39,8 +39,8 @@ LIMIT_S = 60.0
 TOPIC, CHANNEL = "orders", "billing"
 # A stream without an end, and a page that takes a second at least and 30 for most faults.
 LEFT_OUT: Final = {"events", "pprofProfile"}
-# There is no Graphite, no page whose token a request could have, no message in flight, and perhaps no
-# policy of the name.
+# There is no Graphite, no page whose token a request could have, no message in flight, and perhaps
+# no policy of the name.
 WITHOUT_SUCCESS: Final = {
     *("graphiteRate", "render", "pprofSymbols"),
     *("addDeadLetter", "policy", "deletePolicy"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 from codecs import getincrementaldecoder
+from dataclasses import replace
 from typing import Final, TypedDict
 
 from quart import Response
@@ -67,7 +68,8 @@ class DeadLetterOffice:
     async def get(self) -> Response:
         """GET /deadletter: letters, the oldest first."""
         values = query()
-        wanted = self._filter(values)
+        after = _number(values, b"after", 0, 0, ALL_LETTERS)
+        wanted = replace(self._filter(values), after=after)
         limit = _number(values, b"limit", 100, 1, _MAX_LIMIT)
         default = min(4096, _MAX_PAGE_BYTES // limit)
         max_body = _number(values, b"max_body", default, 0, _MAX_PAGE_BYTES)
@@ -162,7 +164,6 @@ class DeadLetterOffice:
             reason=values.get(b"reason", b"").decode(errors="replace"),
             ids=() if id_ is None else (id_.decode(errors="replace"),),
             until_ns=until_ns,
-            after=_number(values, b"after", 0, 0, ALL_LETTERS),
         )
 
 
