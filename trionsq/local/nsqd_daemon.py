@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from functools import partial
 from typing import Final
 
 import trio
@@ -81,8 +82,7 @@ async def running_nsqd(options: NsqdOptions) -> AsyncIterator[Broker]:
         await tasks.start(_run_broker, broker, tasks.cancel_scope, name="broker")
         await stack.enter_async_context(_saved_after_an_error(broker))
         listeners = await stack.enter_async_context(trio.open_nursery())
-        if broker.users is not None:
-            listeners.start_soon(run_at_hangup, broker.users.file.reload, name="SIGHUP")
+        listeners.start_soon(run_at_hangup, partial(_read_files_again, broker), name="SIGHUP")
         for sock in tcp:
             name = f"listener {bound_address(sock)[0]}"
             await listeners.start(
@@ -198,8 +198,6 @@ async def run_nsqd(options: NsqdOptions) -> int:
             )
             try:
                 async with running_nsqd(options) as broker:
-                    if options.policy_file:
-                        await nursery.start(_heed_hangups, broker, name="SIGHUP")
                     if options.sigterm == "drain":
                         sigterm.drain = broker.drain
                     nursery.start_soon(
@@ -278,11 +276,8 @@ async def _heed_signals(
     scope.cancel()
 
 
-async def _heed_hangups(
-    broker: Broker, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-) -> None:
-    """Read the policy file again at each SIGHUP."""
-    with trio.open_signal_receiver(signal.SIGHUP) as signals:
-        task_status.started()
-        async for _ in signals:
-            broker.policies.reload()
+def _read_files_again(broker: Broker) -> None:
+    """Read --policy-file and --acl-file again."""
+    broker.policies.reload()
+    if broker.users is not None:
+        broker.users.file.reload()
