@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -51,7 +51,7 @@ async def subscribed(nsqd: NsqdProcess, channel: str) -> AsyncIterator[trio.Sock
         yield stream
 
 
-async def messages(stream: trio.SocketStream) -> AsyncIterator[tuple[bytes, str]]:
+async def messages(stream: trio.SocketStream) -> AsyncGenerator[tuple[bytes, str], None]:
     """Id and body of each message, until the connection breaks."""
     data = b""
     while piece := await stream.receive_some(65536):
@@ -65,16 +65,15 @@ async def messages(stream: trio.SocketStream) -> AsyncIterator[tuple[bytes, str]
 async def requeue_all(nsqd: NsqdProcess, channel: str) -> None:
     """Give back all messages at once, until nsqd is gone."""
     with suppress(trio.BrokenResourceError, OSError):
-        async with subscribed(nsqd, channel) as stream:
-            async for id_, _ in messages(stream):
+        async with subscribed(nsqd, channel) as stream, aclosing(messages(stream)) as incoming:
+            async for id_, _ in incoming:
                 await stream.send_all(b"REQ %b 0\n" % id_)
 
 
 async def drained(nsqd: NsqdProcess, channel: str, quiet_s: float = 1.5) -> Counter[str]:
     """What a channel has, finished; it has no more when nothing comes for a while."""
     found: Counter[str] = Counter()
-    async with subscribed(nsqd, channel) as stream:
-        incoming = messages(stream)
+    async with subscribed(nsqd, channel) as stream, aclosing(messages(stream)) as incoming:
         while True:
             with trio.move_on_after(quiet_s) as scope:
                 id_, body = await anext(incoming)

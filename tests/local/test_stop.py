@@ -199,7 +199,7 @@ async def test_what_sigterm_does_during_a_drain(autojump_clock: MockClock) -> No
         assert not sigterm.stops(signal.SIGTERM)
         assert drain.phase is DrainPhase.DRAINING
         assert not sigterm.stops(signal.SIGTERM)
-        await trio.sleep(ECHO_S)
+        await trio.sleep(ECHO_S + 0.01)
         assert sigterm.stops(signal.SIGTERM)
         drain.cancel()
     await trio.sleep(1)
@@ -207,6 +207,7 @@ async def test_what_sigterm_does_during_a_drain(autojump_clock: MockClock) -> No
     assert not sigterm.stops(signal.SIGTERM)
     assert drain.exits
     drain.cancel()
+    await trio.sleep(1)
     drain.begin(exits=False)
     drain.phase = DrainPhase.EMPTY
     assert sigterm.stops(signal.SIGTERM)

@@ -27,7 +27,6 @@ from trionsq.http.app import create_app
 from trionsq.http.fast_connection import FastConnection
 from trionsq.http.fast_path import FastPath
 from trionsq.http.serve import _wait_limits, gate_of
-from trionsq.storage.log import retention
 from trionsq.storage.metadata import remove_drafts
 from trionsq.testing.background import DelayedBackground
 from trionsq.testing.disk import Crashed
@@ -155,7 +154,7 @@ class NsqdNode:
         broker = self.broker = Broker(self._options, folder, clock, world.random, open_state)
         broker.logs.segment_bytes = self._options.max_bytes_per_file
         # Such small segments are many: as many bytes go at once as with large ones.
-        retention._MAX_LEFT = 100_000  # type: ignore[misc]
+        broker.logs.retentions.max_left = 100_000
         broker.lookups.dial = dial_stream_of(self._network, process)
         broker.ports.tcp, broker.ports.http = TCP_PORT, HTTP_PORT
         async with trio.open_nursery() as nursery:

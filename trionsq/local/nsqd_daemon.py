@@ -82,7 +82,8 @@ async def running_nsqd(options: NsqdOptions) -> AsyncIterator[Broker]:
         await tasks.start(_run_broker, broker, tasks.cancel_scope, name="broker")
         await stack.enter_async_context(_saved_after_an_error(broker))
         listeners = await stack.enter_async_context(trio.open_nursery())
-        listeners.start_soon(run_at_hangup, partial(_read_files_again, broker), name="SIGHUP")
+        if options.policy_file or options.acl_file:
+            listeners.start_soon(run_at_hangup, partial(_read_files_again, broker), name="SIGHUP")
         for sock in tcp:
             name = f"listener {bound_address(sock)[0]}"
             await listeners.start(

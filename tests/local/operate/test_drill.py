@@ -50,6 +50,9 @@ RUNNING = [
     ("node list {cluster}", "OK"),
     ("node info {cluster}", "1.3.0"),
     ("node ready {cluster}", "yes"),
+    ("deadletter list orders {cluster}", "0 dead letters"),
+    ("deadletter replay orders billing {cluster}", "0 dead letters"),
+    ("deadletter discard orders --yes {cluster}", "0 dead letters"),
     ("log backup --nsqd-http-address={node} monday", "backup.monday"),
 ]
 STOPPED = [
@@ -66,7 +69,7 @@ def test_the_drill_has_each_command() -> None:
     drilled = {tuple(line.split()[:2]) for line, _ in (*RUNNING, *STOPPED) if line}
     groups = {name for name, one in cli.commands.items() if isinstance(one, click.Group)}
     assert drilled == {words for words in commands() if words[0] in groups}
-    assert groups == {"topic", "channel", "node", "log"}
+    assert groups == {"topic", "channel", "node", "log", "deadletter"}
 
 
 @in_short_soak

@@ -52,11 +52,17 @@ class Holder:
 
 
 class Retentions:
-    """The retention of each log of a node."""
+    """The retention of each log of a node.
+
+    Attributes:
+        default: of topics that have none of their own.
+        max_left: segments that one snapshot of a topic leaves.
+    """
 
     def __init__(self, default: Retention | None = None) -> None:
-        """``default``: of topics that have none of their own; None: nothing stays."""
+        """``default``: None: nothing stays."""
         self.default = default or Retention()
+        self.max_left = _MAX_LEFT
         self._own: dict[int, _Own] = {}
 
     def __repr__(self) -> str:
@@ -97,7 +103,7 @@ class Retentions:
         segments, retention = log.segments, self.of(log)
         left_nbytes = log.figures.disk_nbytes(segments)
         oldest_ns = time.time_ns() - retention.time_ns
-        for at in range(min(len(segments) - 1, _MAX_LEFT)):
+        for at in range(min(len(segments) - 1, self.max_left)):
             following = segments[at + 1]
             left_nbytes -= segments[at].end
             # What a segment has was written before the next one was made.
@@ -105,7 +111,7 @@ class Retentions:
             is_over = retention.nbytes and left_nbytes >= retention.nbytes
             if following.first > low or not (is_old or is_over or not retention):
                 return min(low, segments[at].first)
-        return min(low, segments[min(len(segments) - 1, _MAX_LEFT)].first) if segments else low
+        return min(low, segments[min(len(segments) - 1, self.max_left)].first) if segments else low
 
     def holder(self, log: TopicLog) -> Holder:
         """Return why the oldest segment of a log is still there."""
