@@ -50,9 +50,9 @@ RUNNING = [
     ("node list {cluster}", "OK"),
     ("node info {cluster}", "1.3.0"),
     ("node ready {cluster}", "yes"),
-    ("deadletter list orders {cluster}", "0 dead letters"),
+    ("deadletter list orders billing {cluster}", "0 dead letters"),
     ("deadletter replay orders billing {cluster}", "0 dead letters"),
-    ("deadletter discard orders --yes {cluster}", "0 dead letters"),
+    ("deadletter discard orders billing --yes {cluster}", "0 dead letters"),
     ("log backup --nsqd-http-address={node} monday", "backup.monday"),
 ]
 STOPPED = [
