@@ -152,10 +152,14 @@ class _PlainClient:
                 await self._attempt(number)
                 return
             except (OSError, trio.BrokenResourceError):
-                if self._stream is not None:
-                    await trio.aclose_forcefully(self._stream)
-                    self._stream = None
+                await self.close()
                 await trio.sleep(_RETRY_S)
+
+    async def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self._stream is not None:
+            await trio.aclose_forcefully(self._stream)
+            self._stream = None
 
     async def _greet(self) -> None: ...
 
@@ -248,15 +252,19 @@ def _sized(data: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def _by_tcp(address: str) -> AsyncIterator[Callable[[], Publish]]:
-    """A plain client for each task."""
-    yield lambda: _TcpClient(address).publish
+async def _by_plain(kind: type[_PlainClient], address: str) -> AsyncIterator[Callable[[], Publish]]:
+    """A client for each task, which keeps its connection."""
+    clients: list[_PlainClient] = []
 
+    def new_client() -> Publish:
+        clients.append(kind(address))
+        return clients[-1].publish
 
-@asynccontextmanager
-async def _by_http(address: str) -> AsyncIterator[Callable[[], Publish]]:
-    """A connection for each task, which it keeps."""
-    yield lambda: _HttpClient(address).publish
+    try:
+        yield new_client
+    finally:
+        for client in clients:
+            await client.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,8 +284,8 @@ class Kind:
 
 KINDS = {
     "Producer": Kind("tcp-address", _by_producer, 500),
-    "TCP": Kind("tcp-address", _by_tcp, 100),
-    "HTTP": Kind("http-address", _by_http, 100),
+    "TCP": Kind("tcp-address", partial(_by_plain, _TcpClient), 100),
+    "HTTP": Kind("http-address", partial(_by_plain, _HttpClient), 100),
 }
 
 

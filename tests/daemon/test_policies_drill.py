@@ -12,14 +12,17 @@ import pytest
 import trio
 
 from tests.processes import NsqdProcess, running_nsqd
-from tests.soak import by_level
+from tests.soak import by_level, in_short_soak
 from trionsq.client import Config, Consumer
 from trionsq.httpget import get, post
 
 COUNT = by_level(test=2_000, short=20_000, full=200_000)
 BOUND = COUNT // 4
 LOG = ["--storage=log", "--durability=always"]
-ENGINES = pytest.mark.parametrize("flags", [[], LOG], ids=["default", "log"])
+ENGINES = pytest.mark.parametrize(
+    "flags",
+    [pytest.param([], id="default"), pytest.param(LOG, id="log", marks=in_short_soak)],
+)
 
 
 async def set_policy(nsqd: NsqdProcess, **settings: Any) -> None:
