@@ -24,8 +24,7 @@ POLLER = "input of the clients"
 
 @pytest.fixture(autouse=True)
 def polled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No client waits by itself, however slow the machine is."""
-    monkeypatch.setattr("trionsq.transports.poller._MAX_ALONE", 0)
+    """No client is left to its own task, however slow the machine is."""
     monkeypatch.setattr("trionsq.transports.poller._MAX_TURN_S", LIMIT_S)
 
 

@@ -21,7 +21,6 @@ from trionsq.hostport import format_address
 
 __all__ = [
     "MAX_FULL_READS",
-    "READS_PER_TRIAL",
     "BrokenStreamError",
     "Layer",
     "LayeredTransport",
@@ -30,17 +29,8 @@ __all__ = [
     "TransportStream",
 ]
 
-# The read loop of nsqd's connections and of the HTTP fast path is written out in both: a shared
-# coroutine would cost a call for each read, which is a message for a client that waits for replies.
 MAX_FULL_READS: Final = 4
 """Full reads in a row before other tasks get their turn."""
-READS_PER_TRIAL: Final = 16
-"""After this many reads, giving others a turn and reading again is tried in place of waiting.
-
-A read that does not fill the buffer took all there was. To wait for more costs two system calls.
-To give other tasks a turn and read again costs one, if the peer is quick or the broker busy. The
-second way is kept as long as it finds something.
-"""
 _MAX_KEEPALIVE_S: Final = 32_767  # the kernel's limit
 # Bytes that a layer reads from the transport below in one call.
 _LAYER_READ_BYTES: Final = 128 * 1024
