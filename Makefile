@@ -162,10 +162,10 @@ interop: $(INSTALLED)
 # (pip install uv).
 PIN := uv pip compile --quiet --universal --python-version 3.11 --custom-compile-command 'make lock'
 lock:
-	$(PIN) --upgrade --group dev --output-file requirements-dev.txt pyproject.toml
-	$(PIN) --upgrade --generate-hashes --constraint requirements-dev.txt \
+	$(PIN) --upgrade --extra all --group dev --output-file requirements-dev.txt pyproject.toml
+	$(PIN) --upgrade --generate-hashes --constraint requirements-dev.txt --extra server \
 		--output-file requirements.txt pyproject.toml
-	$(PIN) --upgrade --generate-hashes --constraint requirements-dev.txt --extra spark \
+	$(PIN) --upgrade --generate-hashes --constraint requirements-dev.txt --extra all \
 		--output-file deploy/requirements-spark.txt pyproject.toml
 
 clean:

@@ -22,30 +22,36 @@
             message.finish()
 """
 
-from trionsq.client.backoff import Backoff, Phase
-from trionsq.client.config import Config
-from trionsq.client.connection import Connection
-from trionsq.client.consumer import Consumer
-from trionsq.client.errors import (
-    AlreadyConnectedError,
-    AuthError,
-    AuthRequiredError,
-    ClientError,
-    ConfigError,
-    ConnectError,
-    DiscoveryError,
-    IdentifyError,
-    LastLookupdError,
-    NotConnectedError,
-    NotIdempotentError,
-    ProtocolError,
-    StoppedError,
-    UnknownOutcomeError,
-    UpgradeError,
-)
-from trionsq.client.message import Batch, ConsumerStats, Message
-from trionsq.client.producer import Producer
-from trionsq.client.topiclog import LogRefusedError, TopicLogReader
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from trionsq.client.backoff import Backoff, Phase
+    from trionsq.client.config import Config
+    from trionsq.client.connection import Connection
+    from trionsq.client.consumer import Consumer
+    from trionsq.client.errors import (
+        AlreadyConnectedError,
+        AuthError,
+        AuthRequiredError,
+        ClientError,
+        ConfigError,
+        ConnectError,
+        DiscoveryError,
+        IdentifyError,
+        LastLookupdError,
+        NotConnectedError,
+        NotIdempotentError,
+        ProtocolError,
+        StoppedError,
+        UnknownOutcomeError,
+        UpgradeError,
+    )
+    from trionsq.client.message import Batch, ConsumerStats, Message
+    from trionsq.client.producer import Producer
+    from trionsq.client.topiclog import LogRefusedError, TopicLogReader
 
 __all__ = [
     "AlreadyConnectedError",
@@ -75,3 +81,46 @@ __all__ = [
     "UnknownOutcomeError",
     "UpgradeError",
 ]
+
+# Each name is imported at its first use: a program that publishes needs no discovery.
+_PLACES: Final = {
+    "AlreadyConnectedError": "errors",
+    "AuthError": "errors",
+    "AuthRequiredError": "errors",
+    "Backoff": "backoff",
+    "Batch": "message",
+    "ClientError": "errors",
+    "Config": "config",
+    "ConfigError": "errors",
+    "ConnectError": "errors",
+    "Connection": "connection",
+    "Consumer": "consumer",
+    "ConsumerStats": "message",
+    "DiscoveryError": "errors",
+    "IdentifyError": "errors",
+    "LastLookupdError": "errors",
+    "LogRefusedError": "topiclog",
+    "Message": "message",
+    "NotConnectedError": "errors",
+    "NotIdempotentError": "errors",
+    "Phase": "backoff",
+    "Producer": "producer",
+    "ProtocolError": "errors",
+    "StoppedError": "errors",
+    "TopicLogReader": "topiclog",
+    "UnknownOutcomeError": "errors",
+    "UpgradeError": "errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name at its first use."""
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    """The public names, also those that are not imported yet."""
+    return sorted({*globals(), *__all__})
