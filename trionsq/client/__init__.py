@@ -22,6 +22,8 @@
             message.finish()
 """
 
+from typing import TYPE_CHECKING, Any
+
 from trionsq.client.backoff import Backoff, Phase
 from trionsq.client.config import Config
 from trionsq.client.connection import Connection
@@ -45,7 +47,9 @@ from trionsq.client.errors import (
 )
 from trionsq.client.message import Batch, ConsumerStats, Message
 from trionsq.client.producer import Producer
-from trionsq.client.topiclog import LogRefusedError, TopicLogReader
+
+if TYPE_CHECKING:
+    from trionsq.client.topiclog import LogRefusedError, TopicLogReader
 
 __all__ = [
     "AlreadyConnectedError",
@@ -75,3 +79,12 @@ __all__ = [
     "UnknownOutcomeError",
     "UpgradeError",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # They import trio, which an asyncio program can do without.
+    if name in ("LogRefusedError", "TopicLogReader"):
+        from trionsq.client import topiclog
+
+        return getattr(topiclog, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
