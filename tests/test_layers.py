@@ -19,7 +19,7 @@ TOP_LEVEL = ("trionsq", "lookupd", "admin", "pipelines")
 # Modules beside the layers: about values only, so that any layer may use them.
 SHARED = frozenset({"durations", "histogram", "hostport", "installation", "logtext", "options"})
 # Modules beside the layers that do I/O: not for the pure layers, and on trio and h11 alone.
-SHARED_IO = frozenset({"disk", "httpget"})
+SHARED_IO = frozenset({"disk", "httpget", "httpmessage"})
 # What each layer may use, besides itself and SHARED.
 MAY_USE = {
     "wire": set[str](),

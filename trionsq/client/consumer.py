@@ -9,15 +9,16 @@ Spec: client, sections 3 to 8.
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from random import Random
 from types import TracebackType
-from typing import Final, Self, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
-import trio
+import anyio
+from anyio.abc import TaskGroup
 
-from trionsq import httpget
+from trionsq.client import lookupget
+from trionsq.client.arrivals import Arrivals
 from trionsq.client.backoff import Outcome
 from trionsq.client.config import Config
 from trionsq.client.discovery import Discovery, Get
@@ -31,7 +32,6 @@ from trionsq.client.message import (
     Handler,
     Message,
     MessageIterator,
-    drop_lost,
     handle_messages,
 )
 from trionsq.client.nursery import ShieldedNursery
@@ -42,6 +42,7 @@ from trionsq.client.subscribed_connection import (
     wait_until_connected,
 )
 from trionsq.hostport import parse_address
+from trionsq.transports.runtime import checkpoint
 from trionsq.wire.names import is_valid_name
 
 __all__ = ["Consumer", "GiveUp", "Handler"]
@@ -86,7 +87,7 @@ class Consumer:
         address_filter: Callable[[str], bool] | None = None,
         drain_timeout_s: float = 5.0,
         dial: Dial = dial_tcp,
-        get: Get = httpget.get,
+        get: Get = lookupget.get,
         random: Random | None = None,
     ) -> None:
         """Args:
@@ -118,11 +119,11 @@ class Consumer:
         self._on_give_up = on_give_up
         self._filter = address_filter
         self._drain_timeout_s = drain_timeout_s
-        self._nursery = ShieldedNursery()
-        self._tasks: trio.Nursery | None = None
+        self._nursery = ShieldedNursery(self._begin_stop)
+        self._tasks: TaskGroup | None = None
         self._loops: dict[str, ReconnectLoop] = {}
-        # Batches for the program; True: more than max_attempts. Closed once all loops have ended.
-        self._arrivals, self._batches = trio.open_memory_channel[tuple[Batch, bool]](math.inf)
+        # Batches for the program. Closed once all loops have ended.
+        self._arrivals = Arrivals()
         self._is_stopping = False
         self._messages = MessageIterator(self)
         self._counts = dict.fromkeys(("received", "finished", "requeued", "given_up", "refused"), 0)
@@ -168,13 +169,15 @@ class Consumer:
     async def _leave(self) -> None:
         """Return unanswered messages to nsqd, close the connections, end the tasks."""
         self._begin_stop()
-        drop_lost(None, self._batches)
-        with trio.move_on_after(self._drain_timeout_s, shield=True):
-            async with trio.open_nursery() as nursery:
-                await self._start_for_each_loop(
-                    nursery, ReconnectLoop.return_and_stop, self._drain_timeout_s
-                )
-        await self._nursery.close()
+        self._arrivals.drop_all()
+        try:
+            with anyio.move_on_after(self._drain_timeout_s, shield=True):
+                async with anyio.create_task_group() as tasks:
+                    await self._start_for_each_loop(
+                        tasks, ReconnectLoop.return_and_stop, self._drain_timeout_s
+                    )
+        finally:
+            await self._nursery.close()
 
     def stop(self) -> None:
         """Begin the orderly end: receive no more messages, hand out those received, end the loops.
@@ -199,14 +202,14 @@ class Consumer:
 
     async def _start_for_each_loop(
         self,
-        nursery: trio.Nursery,
-        method: Callable[[ReconnectLoop, float], Awaitable[None]],
+        tasks: TaskGroup,
+        method: Callable[[ReconnectLoop, float], Coroutine[Any, Any, None]],
         timeout_s: float,
     ) -> None:
         for started, loop in enumerate(list(self._loops.values()), 1):
-            nursery.start_soon(method, loop, timeout_s)
+            tasks.start_soon(method, loop, timeout_s)
             if started % _MAX_A_TURN == 0:
-                await trio.lowlevel.checkpoint()
+                await checkpoint()
 
     # Messages
 
@@ -240,10 +243,7 @@ class Consumer:
             StoppedError: the consumer was stopped, and no messages are left.
         """
         while True:
-            try:
-                batch, is_given_up = await self._batches.receive()
-            except trio.EndOfChannel:
-                raise StoppedError("the consumer was stopped") from None
+            batch, is_given_up = await self._arrivals.take()
             if is_given_up:
                 await self._give_up(batch)
             # nsqd redelivers the messages of a broken connection.
@@ -255,7 +255,7 @@ class Consumer:
             try:
                 # Each message is a line of the log, and on_give_up need not be a checkpoint.
                 if number % _MAX_A_TURN == 0 or number == len(batch):
-                    await trio.lowlevel.checkpoint()
+                    await checkpoint()
                 if self._on_give_up is not None:
                     await self._on_give_up(message)
             except Exception:
@@ -272,11 +272,11 @@ class Consumer:
 
     def queue_batch(self, batch: Batch) -> None:
         self._counts["received"] += len(batch)
-        self._arrivals.send_nowait((batch, False))
+        self._arrivals.put(batch, is_given_up=False)
 
     def queue_given_up(self, batch: Batch) -> None:
         self._counts["received"] += len(batch)
-        self._arrivals.send_nowait((batch, True))
+        self._arrivals.put(batch, is_given_up=True)
 
     def note_answer(self, count: int, outcome: Outcome | None, has_made_room: bool) -> None:
         self._counts["finished" if outcome is Outcome.SUCCESS else "requeued"] += count
@@ -284,7 +284,7 @@ class Consumer:
 
     def connection_lost(self, connection: SubscribedConnection) -> None:
         self.flow.remove_connection(connection)
-        drop_lost(self._arrivals, self._batches)
+        self._arrivals.drop_lost()
         self._counts["refused"] += connection.refused
         self._discovery.request_poll()
 
@@ -392,7 +392,7 @@ class Consumer:
             if is_allowed and address not in self._loops:
                 self._start_loop(address, is_endless=False)
             if number % _MAX_A_TURN == 0:
-                await trio.lowlevel.checkpoint()
+                await checkpoint()
 
 
 def _checked(address: str) -> str:

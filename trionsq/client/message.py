@@ -16,14 +16,15 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
-import trio
+import anyio
 
 from trionsq.client.backoff import Outcome
 from trionsq.client.errors import StoppedError
+from trionsq.transports.runtime import checkpoint
 from trionsq.wire.client import Columns
 
 __all__ = ["Batch", "BatchIterator", "BatchOrigin", "BatchSource", "ConsumerStats"]
-__all__ += ["Handler", "Message", "MessageIterator", "drop_lost"]
+__all__ += ["Handler", "Message", "MessageIterator"]
 __all__ += ["handle_messages"]
 
 log = logging.getLogger("trionsq.client")
@@ -266,17 +267,6 @@ class BatchSource(Protocol):
         """The next one; raises StoppedError after the last."""
 
 
-def drop_lost(
-    arrivals: trio.MemorySendChannel[tuple[Batch, bool]] | None,
-    batches: trio.MemoryReceiveChannel[tuple[Batch, bool]],
-) -> None:
-    """Drop batches of ended connections, which nsqd delivers again; all without ``arrivals``."""
-    for _ in range(batches.statistics().current_buffer_used):
-        entry = batches.receive_nowait()
-        if arrivals is not None and entry[0].is_answerable:
-            arrivals.send_nowait(entry)
-
-
 class BatchIterator:
     """See `trionsq.client.Consumer.batches`."""
 
@@ -318,7 +308,7 @@ class MessageIterator:
         message = self.next_message_nowait()
         while message is None:
             if self._pending:
-                await trio.lowlevel.checkpoint()
+                await checkpoint()
             else:
                 try:
                     batch = await self._source.next_batch()
@@ -357,14 +347,14 @@ async def handle_messages(
     Returns after the last message. Cancelling returns the messages in progress to nsqd. ``name``
     is the consumer's, for the log.
     """
-    turn = trio.Lock()
-    async with trio.open_nursery() as nursery:
+    turn = anyio.Lock()
+    async with anyio.create_task_group() as tasks:
         for _ in range(concurrency):
-            nursery.start_soon(_handle_in_turn, messages, handler, turn, name)
+            tasks.start_soon(_handle_in_turn, messages, handler, turn, name)
 
 
 async def _handle_in_turn(
-    messages: MessageIterator, handler: Handler, turn: trio.Lock, name: str
+    messages: MessageIterator, handler: Handler, turn: anyio.Lock, name: str
 ) -> None:
     while True:
         message = messages.next_message_nowait()

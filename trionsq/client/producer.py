@@ -11,10 +11,11 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
-import trio
+import anyio
+from anyio.abc import TaskGroup
 
 from trionsq.client.config import Config
-from trionsq.client.connection import Connection, Reply
+from trionsq.client.connection import Connection
 from trionsq.client.errors import (
     ClientError,
     ConnectError,
@@ -25,6 +26,7 @@ from trionsq.client.errors import (
 from trionsq.client.handshake import Dial, dial_tcp
 from trionsq.client.nursery import ShieldedNursery
 from trionsq.client.repeating import KeyedCommand, Repeater
+from trionsq.client.reply import Reply
 from trionsq.wire import commands
 
 __all__ = ["Producer"]
@@ -81,9 +83,9 @@ class Producer:
         self._addresses = nsqd_tcp_addresses
         self._next = 0
         self._dial = dial
-        self._nursery = ShieldedNursery()
-        self._tasks: trio.Nursery | None = None
-        self._connect_lock = trio.Lock()
+        self._nursery = ShieldedNursery(self._stop)
+        self._tasks: TaskGroup | None = None
+        self._connect_lock: anyio.Lock | None = None
         self._connection: Connection | None = None
         self._is_stopped = False
         self._repeater = Repeater(self._connected, retry_s) if idempotent else None
@@ -94,6 +96,7 @@ class Producer:
 
     async def __aenter__(self) -> Self:
         self.config.check_files()
+        self._connect_lock = anyio.Lock()
         self._tasks = await self._nursery.open()
         return self
 
@@ -104,12 +107,17 @@ class Producer:
         traceback: TracebackType | None,
     ) -> None:
         """Close the connection. Publishes of other tasks that still wait raise StoppedError."""
+        self._stop()
+        try:
+            if self._connection is not None and self._connection.is_open:
+                self._connection.end()
+                with anyio.move_on_after(_CLOSE_S, shield=True):
+                    await self._connection.ended.wait()
+        finally:
+            await self._nursery.close()
+
+    def _stop(self) -> None:
         self._is_stopped = True
-        if self._connection is not None and self._connection.is_open:
-            self._connection.end()
-            with trio.move_on_after(_CLOSE_S, shield=True):
-                await self._connection.ended.wait()
-        await self._nursery.close()
 
     @property
     def nsqd_address(self) -> str:
@@ -222,7 +230,8 @@ class Producer:
             self._next += 1
             yield self._addresses[(self._next - 1) % len(self._addresses)]
 
-    async def _connect(self, tasks: trio.Nursery) -> Connection:
+    async def _connect(self, tasks: TaskGroup) -> Connection:
+        assert self._connect_lock is not None
         async with self._connect_lock:
             if self._connection is not None and self._connection.is_open:
                 return self._connection

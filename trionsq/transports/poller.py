@@ -32,7 +32,8 @@ from typing import Final, Protocol, TypeAlias
 import trio
 from outcome import Error, Outcome, Value
 
-from trionsq.transports.transport import READS_PER_TRIAL, SocketTransport, Transport
+from trionsq.transports.transport import READS_PER_TRIAL, Transport
+from trionsq.transports.trio_sockets import SocketTransport
 from trionsq.transports.turn import Turn
 
 __all__ = [
