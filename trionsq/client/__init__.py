@@ -2,7 +2,8 @@
 
 - `producer`, `consumer`: the two classes that a program uses
 - `repeating`: publishes that are repeated, and stored once
-- `message`: messages and batches: iterating over them, handlers, answers
+- `message`: messages and batches: iterating over them, answers; `handling`: handlers
+- `codecs`: between values and the bytes of messages; `giving_up`: what no handler can have
 - `config`, `errors`: the options and the exceptions
 - `handshake`, `connection`: one connection: first TCP, IDENTIFY, TLS, compression and AUTH, then
   its tasks
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from trionsq.client.backoff import Backoff, Phase
+    from trionsq.client.codecs import Codec, JsonCodec, MsgspecCodec, PydanticCodec, StrCodec
     from trionsq.client.config import Config
     from trionsq.client.connection import Connection
     from trionsq.client.consumer import Consumer
@@ -60,6 +62,7 @@ __all__ = [
     "Backoff",
     "Batch",
     "ClientError",
+    "Codec",
     "Config",
     "ConfigError",
     "ConnectError",
@@ -68,15 +71,19 @@ __all__ = [
     "ConsumerStats",
     "DiscoveryError",
     "IdentifyError",
+    "JsonCodec",
     "LastLookupdError",
     "LogRefusedError",
     "Message",
+    "MsgspecCodec",
     "NotConnectedError",
     "NotIdempotentError",
     "Phase",
     "Producer",
     "ProtocolError",
+    "PydanticCodec",
     "StoppedError",
+    "StrCodec",
     "TopicLogReader",
     "UnknownOutcomeError",
     "UpgradeError",
@@ -90,6 +97,7 @@ _PLACES: Final = {
     "Backoff": "backoff",
     "Batch": "message",
     "ClientError": "errors",
+    "Codec": "codecs",
     "Config": "config",
     "ConfigError": "errors",
     "ConnectError": "errors",
@@ -98,15 +106,19 @@ _PLACES: Final = {
     "ConsumerStats": "message",
     "DiscoveryError": "errors",
     "IdentifyError": "errors",
+    "JsonCodec": "codecs",
     "LastLookupdError": "errors",
     "LogRefusedError": "topiclog",
     "Message": "message",
+    "MsgspecCodec": "codecs",
     "NotConnectedError": "errors",
     "NotIdempotentError": "errors",
     "Phase": "backoff",
     "Producer": "producer",
     "ProtocolError": "errors",
+    "PydanticCodec": "codecs",
     "StoppedError": "errors",
+    "StrCodec": "codecs",
     "TopicLogReader": "topiclog",
     "UnknownOutcomeError": "errors",
     "UpgradeError": "errors",

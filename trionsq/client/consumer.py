@@ -9,10 +9,10 @@ Spec: client, sections 3 to 8.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from random import Random
 from types import TracebackType
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, Generic, Self
 
 import anyio
 from anyio.abc import TaskGroup
@@ -20,19 +20,19 @@ from anyio.abc import TaskGroup
 from trionsq.client import lookupget
 from trionsq.client.arrivals import Arrivals
 from trionsq.client.backoff import Outcome
+from trionsq.client.codecs import Codec, T
 from trionsq.client.config import Config
 from trionsq.client.discovery import Discovery, Get
 from trionsq.client.errors import AlreadyConnectedError, ClientError, DiscoveryError, StoppedError
 from trionsq.client.flow import FlowControl
+from trionsq.client.giving_up import GiveUp, Undeliverable
+from trionsq.client.handling import Handler, handle_messages
 from trionsq.client.handshake import Dial, dial_tcp
 from trionsq.client.message import (
     Batch,
     BatchIterator,
     ConsumerStats,
-    Handler,
-    Message,
     MessageIterator,
-    handle_messages,
 )
 from trionsq.client.nursery import ShieldedNursery
 from trionsq.client.subscribed_connection import (
@@ -49,14 +49,12 @@ __all__ = ["Consumer", "GiveUp", "Handler"]
 
 log = logging.getLogger("trionsq.client")
 
-GiveUp: TypeAlias = Callable[[Message], Awaitable[object]]
-
 _STOP_S: Final = 30.0
 # In one turn of the event loop: tasks to start, messages to give up.
 _MAX_A_TURN: Final = 128
 
 
-class Consumer:
+class Consumer(Generic[T]):
     """Receives the messages of a channel.
 
     ::
@@ -83,6 +81,7 @@ class Consumer:
         nsqd_tcp_addresses: Iterable[str] = (),
         lookupd_http_addresses: Iterable[str] = (),
         config: Config | None = None,
+        codec: Codec[T] | None = None,
         on_give_up: GiveUp | None = None,
         address_filter: Callable[[str], bool] | None = None,
         drain_timeout_s: float = 5.0,
@@ -95,8 +94,11 @@ class Consumer:
             nsqd_tcp_addresses: ``host:port``.
             lookupd_http_addresses: ``host:port`` or a URL; asked for the nsqds of the topic.
             config: options.
-            on_give_up: awaited with each message that had more than max_attempts, before it is
-                finished. If it raises, the message is requeued instead.
+            codec: makes the ``body`` of each `Message` of its bytes; None: bytes. Those of
+                `batches` stay bytes.
+            on_give_up: awaited with each message that had more than max_attempts or whose body the
+                codec refuses, before it is finished; its body is bytes. If it raises, the message
+                is requeued instead.
             address_filter: returns whether to connect to a discovered nsqd.
             drain_timeout_s: time limit for returning messages and closing at the end.
             dial, get, random: for tests.
@@ -116,7 +118,7 @@ class Consumer:
         self._first_addresses = [_checked(address) for address in nsqd_tcp_addresses]
         for address in lookupd_http_addresses:
             self._discovery.add(address)
-        self._on_give_up = on_give_up
+        self._undeliverable = Undeliverable(f"{topic}:{channel}", on_give_up)
         self._filter = address_filter
         self._drain_timeout_s = drain_timeout_s
         self._nursery = ShieldedNursery(self._begin_stop)
@@ -125,8 +127,8 @@ class Consumer:
         # Batches for the program. Closed once all loops have ended.
         self._arrivals = Arrivals()
         self._is_stopping = False
-        self._messages = MessageIterator(self)
-        self._counts = dict.fromkeys(("received", "finished", "requeued", "given_up", "refused"), 0)
+        self._messages = MessageIterator[T](self, codec, self._undeliverable.give_up_undecodable)
+        self._counts = dict.fromkeys(("received", "finished", "requeued", "refused"), 0)
 
     def __repr__(self) -> str:
         state = " stopping" if self._is_stopping else ""
@@ -213,7 +215,7 @@ class Consumer:
 
     # Messages
 
-    def __aiter__(self) -> MessageIterator:
+    def __aiter__(self) -> MessageIterator[T]:
         return self._messages
 
     def batches(self, *, finish: bool = False) -> BatchIterator:
@@ -225,7 +227,7 @@ class Consumer:
         """
         return BatchIterator(self, finish=finish)
 
-    async def run(self, handler: Handler, concurrency: int = 1) -> None:
+    async def run(self, handler: Handler[T], concurrency: int = 1) -> None:
         """Call the handler with each message, up to ``concurrency`` at once, until `stop`.
 
         A message is finished when its handler returns. If the handler raises, the message is
@@ -245,28 +247,10 @@ class Consumer:
         while True:
             batch, is_given_up = await self._arrivals.take()
             if is_given_up:
-                await self._give_up(batch)
+                await self._undeliverable.give_up(batch)
             # nsqd redelivers the messages of a broken connection.
             elif batch.is_answerable:
                 return batch
-
-    async def _give_up(self, batch: Batch) -> None:
-        for number, message in enumerate(batch, 1):
-            try:
-                # Each message is a line of the log, and on_give_up need not be a checkpoint.
-                if number % _MAX_A_TURN == 0 or number == len(batch):
-                    await checkpoint()
-                if self._on_give_up is not None:
-                    await self._on_give_up(message)
-            except Exception:
-                log.exception("%s:%s: on_give_up failed", self.topic, self.channel)
-                message.requeue()
-            except BaseException:
-                batch.requeue(0, backoff=False)
-                raise
-            else:
-                log.warning("%s:%s: giving up %r", self.topic, self.channel, message)
-                self._counts["given_up"] += message.finish()
 
     # For its connections (`trionsq.client.subscribed_connection.ConnectionOwner`)
 
@@ -321,6 +305,7 @@ class Consumer:
         refused = self._counts["refused"] + sum(connection.refused for connection in subscribed)
         return ConsumerStats(
             **(self._counts | {"refused": refused}),
+            given_up=self._undeliverable.finished,
             in_flight=sum(connection.share.in_flight for connection in subscribed),
             connections=len(subscribed),
         )
