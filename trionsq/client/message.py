@@ -165,7 +165,10 @@ class Message(Generic[T]):
             later, from anywhere.
     """
 
-    __slots__ = ("_batch", "_index", "attempts", "auto_response", "body", "id", "timestamp_ns")
+    __slots__ = (
+        *("_batch", "_index", "_outcome"),
+        *("attempts", "auto_response", "body", "id", "timestamp_ns"),
+    )
 
     def __init__(self, batch: Batch, index: int) -> None:
         self._batch = batch
@@ -190,6 +193,11 @@ class Message(Generic[T]):
     def is_open(self) -> bool:
         """Whether it has no answer yet."""
         return self._batch.is_open(self._index)
+
+    @property
+    def was_finished(self) -> bool:
+        """Whether it has an answer, and that was its own `finish`, not the batch's."""
+        return getattr(self, "_outcome", None) is Outcome.SUCCESS
 
     def finish(self) -> bool:
         """FIN: the message is done, nsqd forgets it.
@@ -218,7 +226,10 @@ class Message(Generic[T]):
 
     def _answer(self, command: bytes, outcome: Outcome) -> bool:
         batch = self._batch
-        return batch._close(self._index) and batch._origin.send_answers(batch, command, 1, outcome)
+        if not batch._close(self._index):
+            return False
+        self._outcome = outcome
+        return batch._origin.send_answers(batch, command, 1, outcome)
 
 
 def _requeue_command(message_id: bytes, delay_s: float) -> bytes:
