@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 LEAN = {"trio", "anyio", "h11", "msgspec", "snappy"}
 # What a program may have or not: imported where it is used, and said so there.
 OPTIONAL = {
-    "trionsq/client/codecs.py": {"pydantic"},
+    "trionsq/client/codecs.py": {"pydantic", "typing_extensions"},
     "trionsq/client/metrics.py": {"prometheus_client"},
     "trionsq/client/tracing.py": {"opentelemetry"},
     "trionsq/client/taskiq.py": {"taskiq"},
