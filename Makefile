@@ -1,7 +1,7 @@
 # make run | test | soak [SHORT=1] | test-pythons | check-install | lint | bench [ORIGINAL=dir]
 # | capacity | stalls | simulate [SEEDS=n] | simulate-mutants | sweep | sweep-mutants | mutants
 # | drill | drill-kill | drill-repeats | drill-cluster | drill-spark | fuzz | hostile | interop ORIGINAL=dir
-# | format | lock | clean | man
+# | format | lock | clean | man | docs
 # Each sets up what it needs; a second time that costs nothing.
 
 PY := .venv/bin/python
@@ -80,6 +80,12 @@ check-install: $(INSTALLED)
 .PHONY: man
 man: $(INSTALLED)
 	@$(PY) -m trionsq.local.main manual build/man
+
+# The pages of docs/ as a site in build/site. A warning, or a link that leads nowhere, is an error.
+.PHONY: docs
+docs: $(INSTALLED)
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs --quiet build $(ARGS)
+	@echo build/site/index.html
 
 format: $(INSTALLED)
 	$(PY) -m ruff check --fix .

@@ -63,9 +63,11 @@ class MsgspecCodec(Generic[T]):
     """Any type that msgspec knows (Struct, dataclass, list, ...), checked when it is decoded."""
 
     def __init__(self, type_: type[T], *, is_msgpack: bool = False) -> None:
-        """Args:
-        type_: of the values.
-        is_msgpack: MessagePack instead of JSON.
+        """Encode and decode values of a type.
+
+        Args:
+            type_: of the values.
+            is_msgpack: MessagePack instead of JSON.
         """
         import msgspec
 

@@ -27,9 +27,11 @@ class Undeliverable:
     """
 
     def __init__(self, name: str, on_give_up: GiveUp | None) -> None:
-        """Args:
-        name: the consumer's, for the log.
-        on_give_up: awaited with each message. If it raises, the message is requeued.
+        """Begin with none.
+
+        Args:
+            name: the consumer's, for the log.
+            on_give_up: awaited with each message. If it raises, the message is requeued.
         """
         self.finished = 0
         self._name = name

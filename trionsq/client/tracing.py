@@ -41,9 +41,11 @@ class TracedProducer(Generic[M]):
     def __init__(
         self, producer: Producer[Enveloped[M]], provider: trace.TracerProvider | None = None
     ) -> None:
-        """Args:
-        producer: open, with an EnvelopeCodec.
-        provider: of spans; None: the global one.
+        """Publish by another producer.
+
+        Args:
+            producer: open, with an EnvelopeCodec.
+            provider: of spans; None: the global one.
         """
         self._producer = producer
         self._tracer = trace.get_tracer(_LIBRARY, tracer_provider=provider)
