@@ -1,7 +1,7 @@
 # make run | test | soak [SHORT=1] | test-pythons | check-install | lint | bench [ORIGINAL=dir]
 # | capacity | stalls | simulate [SEEDS=n] | simulate-mutants | sweep | sweep-mutants | mutants
-# | drill | drill-kill | drill-repeats | drill-cluster | drill-spark | fuzz | hostile | interop ORIGINAL=dir
-# | format | lock | clean | man | docs
+# | drill | drill-kill | drill-repeats | drill-cluster | drill-spark | fuzz | hostile
+# | interop ORIGINAL=dir [GO_NSQ=dir] [NSQJS=dir] | format | lock | clean | man | docs
 # Each sets up what it needs; a second time that costs nothing.
 
 PY := .venv/bin/python
@@ -160,9 +160,10 @@ hostile: $(INSTALLED)
 mutants: $(INSTALLED)
 	$(PY) -m tests.mutants $(ARGS)
 
-# A mixed cluster with the original's programs, whose folder is given.
+# A mixed cluster with the original's programs, whose folder is given; the suites of clients in other
+# languages, where Go and Node are and GO_NSQ=dir, NSQJS=dir name the sources of these clients.
 interop: $(INSTALLED)
-	ORIGINAL=$(ORIGINAL) $(PY) -m pytest tests/interop $(ARGS)
+	ORIGINAL=$(ORIGINAL) GO_NSQ=$(GO_NSQ) NSQJS=$(NSQJS) $(PY) -m pytest tests/interop $(ARGS)
 
 # Pins anew what pyproject.toml allows, then, of that, what the images install; needs uv
 # (pip install uv).

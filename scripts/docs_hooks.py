@@ -1,7 +1,7 @@
 """Hooks of mkdocs: what the pages of docs/ link to in the rest of the checkout.
 
-On a site without the source there is nothing to link to, so such a link becomes its text. Its target
-has to exist all the same.
+On a site without the source there is nothing to link to, so such a link becomes its text. Its
+target has to exist all the same.
 """
 
 from __future__ import annotations
