@@ -5,6 +5,7 @@ objects that are opened in one task and closed in another.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -74,9 +75,12 @@ def test_a_task_group_of_asyncio(world: World, nsqd: OpenBroker) -> None:
     """A task that fails ends the consumer and the producer beside it."""
     topic = f"group-{world}"
 
+    received = asyncio.Event()
+
     async def consume() -> None:
         async with consumer_of(nsqd, topic) as consumer:
-            received.set_result(await consumer.next_batch())
+            await consumer.next_batch()
+            received.set()
             await asyncio.sleep(3600)
 
     async def produce() -> None:
@@ -85,7 +89,7 @@ def test_a_task_group_of_asyncio(world: World, nsqd: OpenBroker) -> None:
                 await producer.publish(topic + "-other", b"x")
 
     async def fail() -> None:
-        await received
+        await received.wait()
         raise ValueError("on purpose")
 
     async def together() -> None:
@@ -94,14 +98,11 @@ def test_a_task_group_of_asyncio(world: World, nsqd: OpenBroker) -> None:
                 group.create_task(work())
 
     async def main() -> None:
-        nonlocal received
-        received = asyncio.get_running_loop().create_future()
         await publish(nsqd, topic)
         with pytest.raises(ExceptionGroup) as caught:
             await together()
         assert caught.group_contains(ValueError, match="on purpose")
 
-    received: asyncio.Future[object]
     run_in(world, main)
     check_returned(nsqd, topic)
 
@@ -179,6 +180,34 @@ def test_opened_in_one_task_and_closed_in_another(world: World, nsqd: OpenBroker
 
     run_in(world, main)
     check_returned(nsqd, topic, depth=0)
+
+
+def test_stop_is_a_signal_handler(world: World, nsqd: OpenBroker) -> None:
+    """``loop.add_signal_handler(SIGTERM, consumer.stop)`` drains, as programs on asyncio do it."""
+    topic = f"sigterm-{world}"
+
+    async def main() -> None:
+        await publish(nsqd, topic)
+        loop = asyncio.get_running_loop()
+        handled = 0
+
+        async def handle(_: Message) -> None:
+            nonlocal handled
+            if not handled:
+                os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0.001)
+            handled += 1
+
+        async with consumer_of(nsqd, topic) as consumer:
+            loop.add_signal_handler(signal.SIGTERM, consumer.stop)
+            try:
+                await consumer.run(handle, concurrency=5)
+            finally:
+                loop.remove_signal_handler(signal.SIGTERM)
+            assert handled == consumer.stats().finished > 0
+
+    run_in(world, main)
+    assert channel_stats(nsqd, topic, "c")["in_flight_count"] == 0
 
 
 def test_what_crashes_inside_is_raised_at_the_end(world: World, nsqd: OpenBroker) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -108,7 +108,7 @@ def test_all_layers_at_once(compression: str, world: World, papers: Papers) -> N
     who has no secret is refused."""
 
     @asynccontextmanager
-    async def secured() -> Any:
+    async def secured() -> AsyncIterator[OpenBroker]:
         async with AsyncExitStack() as stack:
             server = await stack.enter_async_context(auth_server())
             options: dict[str, Any] = {"auth_http_address": (server.address,)}
@@ -121,7 +121,6 @@ def test_all_layers_at_once(compression: str, world: World, papers: Papers) -> N
     found: list[bytes] = []
 
     async def main() -> None:
-        address = nsqd.tcp_address
         for wrong, error in (
             (replace(config, tls_root_ca_file=papers.stranger), UpgradeError),
             (replace(config, auth_secret="wrong"), AuthError),
@@ -140,7 +139,8 @@ def test_all_layers_at_once(compression: str, world: World, papers: Papers) -> N
                 found.extend(batch.bodies)
                 batch.finish()
 
-    with in_thread(secured) as nsqd:
+    with in_thread(secured) as opened:
+        address = opened.tcp_address
         run_in(world, main)
     assert sorted(found) == sorted(bodies)
 

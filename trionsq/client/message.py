@@ -196,6 +196,11 @@ class Message:
         """Whether it has no answer yet."""
         return self._batch.is_open(self._index)
 
+    @property
+    def is_answerable(self) -> bool:
+        """Whether an answer can still reach nsqd; if not, nsqd delivers the message again."""
+        return self._batch.is_answerable
+
     def finish(self) -> bool:
         """FIN: the message is done, nsqd forgets it.
 
