@@ -42,7 +42,7 @@ from trionsq.client.subscribed_connection import (
     wait_until_connected,
 )
 from trionsq.hostport import parse_address
-from trionsq.transports.runtime import checkpoint
+from trionsq.transports.runtime import Token, checkpoint
 from trionsq.wire.names import is_valid_name
 
 __all__ = ["Consumer", "GiveUp", "Handler"]
@@ -127,6 +127,7 @@ class Consumer(Generic[T]):
         # Batches for the program. Closed once all loops have ended.
         self._arrivals = Arrivals()
         self._is_stopping = False
+        self._stop_requested = Token()
         self._messages = MessageIterator[T](self, codec, self._undeliverable.give_up_undecodable)
         self._counts = dict.fromkeys(("received", "finished", "requeued", "refused"), 0)
 
@@ -150,6 +151,7 @@ class Consumer(Generic[T]):
         self._tasks = await self._nursery.open()
         try:
             self.flow.start(self._tasks)
+            self._tasks.start_soon(self._stop_on_request)
             first = self._first_addresses
             loops = [self._start_loop(address, is_endless=True) for address in first]
             if self._discovery.urls:
@@ -185,12 +187,17 @@ class Consumer(Generic[T]):
         """Begin the orderly end: receive no more messages, hand out those received, end the loops.
 
         The connections are closed once everything is answered, or after 30 s. May be called from
-        any task, and more than once.
+        any task, from a callback of asyncio's loop such as a signal handler, and more than once.
         """
         if self._is_stopping or self._tasks is None:
             return
         self._begin_stop()
-        self._tasks.start_soon(self._start_for_each_loop, self._tasks, ReconnectLoop.stop, _STOP_S)
+        self._stop_requested.set()
+
+    async def _stop_on_request(self) -> None:
+        assert self._tasks is not None
+        await self._stop_requested.wait()
+        await self._start_for_each_loop(self._tasks, ReconnectLoop.stop, _STOP_S)
 
     def _begin_stop(self) -> None:
         self._is_stopping = True
@@ -252,8 +259,7 @@ class Consumer(Generic[T]):
             elif batch.is_answerable:
                 return batch
 
-    # For its connections (`trionsq.client.subscribed_connection.ConnectionOwner`)
-
+    # For its connections: see `ConnectionOwner`
     def queue_batch(self, batch: Batch) -> None:
         self._counts["received"] += len(batch)
         self._arrivals.put(batch, is_given_up=False)
@@ -311,7 +317,8 @@ class Consumer(Generic[T]):
         )
 
     def _subscribed(self) -> list[SubscribedConnection]:
-        return [loop.subscribed for loop in self._loops.values() if loop.subscribed is not None]
+        loops = list(self._loops.values())  # at once, for those who ask from another thread
+        return [loop.subscribed for loop in loops if loop.subscribed is not None]
 
     # nsqds and nsqlookupds
 

@@ -199,6 +199,11 @@ class Message(Generic[T]):
         """Whether it has an answer, and that was its own `finish`, not the batch's."""
         return getattr(self, "_outcome", None) is Outcome.SUCCESS
 
+    @property
+    def is_answerable(self) -> bool:
+        """Whether an answer can still reach nsqd; if not, nsqd delivers the message again."""
+        return self._batch.is_answerable
+
     def finish(self) -> bool:
         """FIN: the message is done, nsqd forgets it.
 

@@ -185,6 +185,13 @@ class Producer(Generic[T]):
         command = commands.publish(topic, data)
         return (self._ready_connection() or await self._connected()).request(command)
 
+    async def begin_command(self, command: KeyedCommand) -> Reply[bytes]:
+        """Send a command as `begin_publish` does a message; it has a key if idempotent."""
+        if self._repeater is not None:
+            return await self._begin_repeating(command)
+        data = command(b"", b"")
+        return (self._ready_connection() or await self._connected()).request(data)
+
     async def _begin_repeating(self, command: KeyedCommand) -> Reply[bytes]:
         assert self._repeater is not None
         command(b"key", b"")  # an invalid one raises here

@@ -108,8 +108,7 @@ def _finish(waiter: asyncio.Future[None]) -> None:
 
 async def connect(host: str, port: int, local_host: str | None) -> AsyncioSocketTransport:
     """Connect by TCP, to the first of the host's addresses that answers. Raises OSError."""
-    loop = asyncio.get_running_loop()
-    infos: Sequence[_AddressInfo] = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    infos = await _resolve(host, port)
     errors: list[OSError] = []
     winners: list[socket.socket] = []
 
@@ -136,6 +135,16 @@ async def connect(host: str, port: int, local_host: str | None) -> AsyncioSocket
     finally:
         for loser in winners:
             loser.close()
+
+
+async def _resolve(host: str, port: int) -> Sequence[_AddressInfo]:
+    numeric = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+    try:
+        # Without a thread: none can be started at the exit of the program.
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=numeric)
+    except socket.gaierror:
+        loop = asyncio.get_running_loop()
+        return await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
 
 
 async def _connect_one(info: _AddressInfo, local_host: str | None) -> socket.socket:
