@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -351,3 +353,39 @@ async def test_a_consumer_with_all_of_them(autojump_clock: MockClock) -> None:
             assert consumer.stats().requeued == 2
         assert sorted(seen) == [(b"bad", 1), (b"bad", 2), (b"bad", 3), (b"good", 1)]
         assert left(broker) == 0
+
+
+def test_all_of_them_under_asyncio() -> None:
+    """They use no event loop's own tools: retries, limits and twins work there too."""
+    origin = Answers()
+    handled: list[bytes] = []
+
+    async def handle(one: Message[Any]) -> None:
+        if one.attempts == 1 and one.body == b"slow":
+            await asyncio.sleep(3600)
+        await asyncio.sleep(0)
+        handled.append(one.body)
+
+    handler = compose(
+        handle,
+        log_messages("t:c"),
+        HandlerMetrics(CollectorRegistry()).measure("t", "c"),
+        deduplicate(lambda one: one.body),
+        rate_limit(1000),
+        retry([1, 2]),
+        time_limit(0.05),
+    )
+
+    async def deliver(body: bytes, number: int, attempts: int = 1) -> None:
+        await handler(message(body, origin=origin, number=number, attempts=attempts))
+
+    async def main() -> None:
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+            for number, body in enumerate([b"a", b"a", b"b", b"slow"]):
+                tasks.create_task(deliver(body, number))
+        await deliver(b"slow", 3, attempts=2)
+
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(lambda: asyncio.run(main())).result()
+    assert handled == [b"a", b"b", b"slow"]
+    assert origin.commands == [b"REQ 0000000000000003 1000"]
