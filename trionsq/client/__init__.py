@@ -7,8 +7,8 @@
 - `arrivals`: batches that wait for the program
 - `message`: messages and batches: iterating over them, handlers, answers
 - `config`, `errors`: the options and the exceptions
-- `handshake`, `connection`, `reply`: one connection: first TCP, IDENTIFY, TLS, compression and AUTH,
-  then its tasks, and the answers to commands
+- `handshake`, `connection`: one connection: first TCP, IDENTIFY, TLS, compression and AUTH, then
+  its tasks; `reply`: the answer to a command
 - `subscribed_connection`: a consumer's connection after SUB, and the loop that makes it again
 - `flow`, `backoff`: how many messages each connection may send: RDY and backoff
 - `discovery`, `lookupget`: polling nsqlookupd
