@@ -176,7 +176,8 @@ def test_a_public_class_name_means_one_class(package: str) -> None:
     """No two public classes of a package have the same name."""
     places: dict[str, list[str]] = {}
     for module, path in modules().items():
-        if module.split(".")[0] != package:
+        # It has the names of the async client, as a program uses one or the other.
+        if module.split(".")[0] != package or module.startswith("trionsq.client.blocking."):
             continue
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):

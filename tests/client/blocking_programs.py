@@ -51,9 +51,10 @@ def consume() -> None:
     """Handle messages until a signal; print how many when it begins and when it ends."""
     handled: list[bytes] = []
     hold_s = float(REST[0])
+    first = threading.Lock()
 
     def handle(message: Message) -> None:
-        if not handled:
+        if first.acquire(blocking=False):
             print("handles", flush=True)
         handled.append(message.body)
         time.sleep(hold_s)

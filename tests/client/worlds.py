@@ -31,25 +31,25 @@ WORLDS: Final = [pytest.param("trio"), *ASYNCIO]
 LIMIT_S: Final = 60.0
 
 
-def run_in(world: World, main: Callable[[], Awaitable[T]]) -> T:
+def run_in(world: World, main: Callable[[], Awaitable[T]], limit_s: float = LIMIT_S) -> T:
     """Run a program; at its end no task of it may be left."""
     if world == "trio":
-        return trio.run(_limited, main)
+        return trio.run(_limited, main, limit_s)
     factory = uvloop.new_event_loop if world == "uvloop" else asyncio.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(_checked(main))
+        return runner.run(_checked(main, limit_s))
 
 
-async def _limited(main: Callable[[], Awaitable[T]]) -> T:
-    with anyio.fail_after(LIMIT_S):
+async def _limited(main: Callable[[], Awaitable[T]], limit_s: float) -> T:
+    with anyio.fail_after(limit_s):
         return await main()
 
 
-async def _checked(main: Callable[[], Awaitable[T]]) -> T:
+async def _checked(main: Callable[[], Awaitable[T]], limit_s: float) -> T:
     unhandled: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
     try:
-        return await _limited(main)
+        return await _limited(main, limit_s)
     finally:
         await asyncio.sleep(0)
         assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -1,15 +1,18 @@
-"""A client of nsqd for trio programs: `Producer` and `Consumer`.
+"""A client of nsqd for programs on trio, asyncio and uvloop: `Producer` and `Consumer`.
+
+`trionsq.client.blocking` has both for programs without an event loop.
 
 - `producer`, `consumer`: the two classes that a program uses
 - `repeating`: publishes that are repeated, and stored once
+- `arrivals`: batches that wait for the program
 - `message`: messages and batches: iterating over them, answers; `handling`: handlers
 - `codecs`: between values and the bytes of messages; `giving_up`: what no handler can have
 - `config`, `errors`: the options and the exceptions
 - `handshake`, `connection`: one connection: first TCP, IDENTIFY, TLS, compression and AUTH, then
-  its tasks
+  its tasks; `reply`: the answer to a command
 - `subscribed_connection`: a consumer's connection after SUB, and the loop that makes it again
 - `flow`, `backoff`: how many messages each connection may send: RDY and backoff
-- `discovery`: polling nsqlookupd
+- `discovery`, `lookupget`: polling nsqlookupd
 - `topiclog`: reading the log of a topic without a channel
 - `nursery`: tasks that outlive a cancellation for a moment
 

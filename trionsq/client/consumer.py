@@ -135,8 +135,6 @@ class Consumer(Generic[T]):
         state = " stopping" if self._is_stopping else ""
         return f"<Consumer {self.topic}:{self.channel}{state} {list(self._loops.values())}>"
 
-    # Beginning and end
-
     async def __aenter__(self) -> Self:
         """Connect to the given nsqds. Connections to discovered ones are made in the background.
 
@@ -151,7 +149,7 @@ class Consumer(Generic[T]):
         self._tasks = await self._nursery.open()
         try:
             self.flow.start(self._tasks)
-            self._tasks.start_soon(self._stop_on_request)
+            self._tasks.start_soon(self._stop_on_request, self._tasks)
             first = self._first_addresses
             loops = [self._start_loop(address, is_endless=True) for address in first]
             if self._discovery.urls:
@@ -194,10 +192,9 @@ class Consumer(Generic[T]):
         self._begin_stop()
         self._stop_requested.set()
 
-    async def _stop_on_request(self) -> None:
-        assert self._tasks is not None
+    async def _stop_on_request(self, tasks: TaskGroup) -> None:
         await self._stop_requested.wait()
-        await self._start_for_each_loop(self._tasks, ReconnectLoop.stop, _STOP_S)
+        await self._start_for_each_loop(tasks, ReconnectLoop.stop, _STOP_S)
 
     def _begin_stop(self) -> None:
         self._is_stopping = True
@@ -242,8 +239,7 @@ class Consumer(Generic[T]):
         handler has answered itself or ``message.auto_response`` is False. Cancelling returns the
         messages in progress to nsqd.
         """
-        name = f"{self.topic}:{self.channel}"
-        await handle_messages(self._messages, handler, concurrency, name)
+        await handle_messages(self._messages, handler, concurrency, f"{self.topic}:{self.channel}")
 
     async def next_batch(self) -> Batch:
         """The next batch. A checkpoint; cancelling loses nothing.
@@ -316,11 +312,8 @@ class Consumer(Generic[T]):
             connections=len(subscribed),
         )
 
-    def _subscribed(self) -> list[SubscribedConnection]:
-        loops = list(self._loops.values())  # at once, for those who ask from another thread
-        return [loop.subscribed for loop in loops if loop.subscribed is not None]
-
-    # nsqds and nsqlookupds
+    def _subscribed(self) -> list[SubscribedConnection]:  # also called by other threads
+        return [loop.subscribed for loop in list(self._loops.values()) if loop.subscribed]
 
     def add_nsqd(self, address: str) -> None:
         """Connect to ``host:port`` as well, and again whenever the connection is lost.
@@ -370,10 +363,10 @@ class Consumer(Generic[T]):
             self._close_arrivals_if_stopped()
 
     async def _discover(self) -> None:
-        def log_failure(error: DiscoveryError) -> None:
-            log.warning("%s:%s: no nsqlookupd answers: %s", self.topic, self.channel, error)
+        await self._discovery.run(self._connect_to, self._log_failure, self.random)
 
-        await self._discovery.run(self._connect_to, log_failure, self.random)
+    def _log_failure(self, error: DiscoveryError) -> None:
+        log.warning("%s:%s: no nsqlookupd answers: %s", self.topic, self.channel, error)
 
     async def _connect_to(self, addresses: list[str]) -> None:
         self.random.shuffle(addresses)
