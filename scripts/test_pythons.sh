@@ -36,7 +36,7 @@ for python in $(candidates); do
         "$venv/bin/python" -m pip --quiet --disable-pip-version-check install \
             --constraint requirements-dev.txt hatchling editables pytest pytest-trio pytest-xdist \
             hypothesis trustme \
-            pydantic taskiq opentelemetry-sdk fastapi django
+            pydantic taskiq opentelemetry-sdk fastapi django uvloop gunicorn
         "$venv/bin/python" -m pip --quiet --disable-pip-version-check install \
             --constraint requirements-dev.txt --no-build-isolation --editable '.[server]'
         cp requirements-dev.txt "$venv/.installed"
