@@ -31,7 +31,8 @@ from typing import Final, Protocol, TypeAlias
 import trio
 from outcome import Error, Outcome, Value
 
-from trionsq.transports.transport import SocketTransport, Transport
+from trionsq.transports.transport import Transport
+from trionsq.transports.trio_sockets import SocketTransport
 from trionsq.transports.turn import Turn
 
 __all__ = [
