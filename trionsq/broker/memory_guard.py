@@ -16,8 +16,8 @@ import trio
 
 from trionsq.broker.frozen import FrozenQueue
 from trionsq.broker.topic import Topic
-from trionsq.core.bounded import WeighedQueue
 from trionsq.core.queue import BackendError, Store
+from trionsq.core.weighed import WeighedQueue
 from trionsq.wire.names import is_ephemeral
 
 __all__ = ["MemoryGuard"]

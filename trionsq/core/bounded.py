@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from trionsq.core.batch import Segment
-from trionsq.core.bounds import Bounds, LeftOut, weight
+from trionsq.core.bounds import EXPIRED, Bounds, LeftOut, weight
 from trionsq.core.queue import BackendError, MessageQueue, Store, count_fitting
-from trionsq.core.recovered import ChannelStore
+from trionsq.core.recovered import MAX_DELIVERY_BYTES, ChannelStore
+from trionsq.core.weighed import RetryQueue, WeighedQueue
 
-__all__ = ["BoundedChannelStore", "BoundedStore", "QueueFull", "WeighedQueue"]
+__all__ = ["BoundedChannelStore", "BoundedStore", "QueueFull"]
 
 # Reads of nothing but expired messages before other tasks get their turn.
 _MAX_EXPIRED_READS: Final = 16
@@ -26,47 +27,6 @@ _NO_LIMIT: Final = 2**63
 
 class QueueFull(BackendError):
     """A queue with a bound and ``when_full = "refuse"`` has reached it; the text names both."""
-
-
-class WeighedQueue(MessageQueue):
-    """A memory queue that knows its size.
-
-    Attributes:
-        nbytes: size of the bodies.
-    """
-
-    __slots__ = ("nbytes",)
-
-    def __init__(self, queue: MessageQueue | None = None) -> None:
-        """``queue``: its messages are taken over."""
-        super().__init__(queue)
-        self.nbytes = sum(map(weight, self._segments))
-
-    # Whole batches are what mostly comes and goes; no call is made for them.
-
-    def append(self, segment: Segment) -> None:
-        batch = segment.batch
-        count = segment.last - segment.first
-        self.nbytes += batch.bodies.nbytes if count == batch.count else weight(segment)
-        self.depth += count
-        self._segments.append(segment)
-
-    def put_back(self, segment: Segment) -> None:
-        self.nbytes += weight(segment)
-        MessageQueue.put_back(self, segment)
-
-    def pop_segment(self, max_count: int, max_bytes: int) -> Segment:
-        head = self._segments[0]
-        batch = head.batch
-        count = head.last - head.first
-        nbytes = batch.bodies.nbytes
-        if count == batch.count and count <= max_count and nbytes <= max_bytes:
-            self.nbytes -= nbytes
-            self.depth -= count
-            return self._segments.popleft()
-        segment = MessageQueue.pop_segment(self, max_count, max_bytes)
-        self.nbytes -= weight(segment)
-        return segment
 
 
 class BoundedStore(Store):
@@ -115,7 +75,6 @@ class BoundedStore(Store):
 
     def empty(self, empty_backend: Callable[[], int] | None = None) -> MessageQueue:
         memory = super().empty(empty_backend)
-        self.memory = WeighedQueue()
         assert self.bounds is not None
         self.bounds.backend_nbytes = 0
         self.bounds.left = LeftOut()
@@ -191,6 +150,12 @@ class BoundedChannelStore(BoundedStore, ChannelStore):
 
     __slots__ = ()
 
+    def begin(self, bounds: Bounds) -> None:
+        super().begin(bounds)
+        has_share = bounds.settings.retry_share > 0
+        if has_share != isinstance(self.memory, RetryQueue):
+            self.memory = RetryQueue(self.memory) if has_share else WeighedQueue(self.memory)
+
     @property
     def depth(self) -> int:
         """Messages that wait, without those that the channel is not to get."""
@@ -223,6 +188,39 @@ class BoundedChannelStore(BoundedStore, ChannelStore):
     def read_oldest(self, max_count: int) -> Segment | None:
         return self._read_segment(max_count)
 
+    def restore(self, segment: Segment) -> None:
+        memory = self.memory
+        if (
+            isinstance(memory, RetryQueue)
+            and segment.attempts
+            and segment.count <= self.limit - memory.retried.depth
+        ):
+            # On disk it would wait behind the whole backlog.
+            memory.append(segment)
+        else:
+            super().restore(segment)
+
+    def _pop_next(self, max_count: int) -> Segment | None:
+        memory, bounds = self.memory, self.bounds
+        assert bounds is not None
+        if not isinstance(memory, RetryQueue) or not memory.retried.depth:
+            return ChannelStore.pop_segment(self, max_count)
+        share = bounds.settings.retry_share
+        fresh_depth = memory.fresh_depth
+        if not memory.is_retried_due():
+            segment: Segment | None = None
+            if self.backend.depth and (not fresh_depth or self._random.random() < 0.5):
+                segment = self._read_segment(max_count)
+            if segment is None and fresh_depth:
+                segment = memory.pop_fresh(max_count, MAX_DELIVERY_BYTES)
+            if segment is not None:
+                memory.note_delivery(segment, share, is_retried=False)
+                return segment
+        segment = memory.pop_retried(max_count, MAX_DELIVERY_BYTES)
+        if fresh_depth or self.backend.depth:
+            memory.note_delivery(segment, share, is_retried=True)
+        return segment
+
     def pop_segment(self, max_count: int) -> Segment | None:
         bounds = self.bounds
         assert bounds is not None
@@ -231,7 +229,9 @@ class BoundedChannelStore(BoundedStore, ChannelStore):
             max_count = min(max_count, bounds.max_in_flight - bounds.count_in_flight())
             if max_count <= 0:
                 return None
-        segment = ChannelStore.pop_segment(self, max_count)
+        if bounds.has_room is not None and not bounds.has_room():
+            return None  # the dead letters take the expired ones first
+        segment = self._pop_next(max_count)
         if segment is None:
             return None
         batch = segment.batch
@@ -248,12 +248,14 @@ class BoundedChannelStore(BoundedStore, ChannelStore):
         for _ in range(_MAX_EXPIRED_READS):
             if segment is None or segment.batch.defer_ms:
                 return segment
-            kept = bounds.drop_older(segment, bounds.now_ns() - bounds.ttl_ns, "expired")
+            kept = bounds.drop_older(segment, bounds.now_ns() - bounds.ttl_ns, EXPIRED)
             if kept is not None:
                 return kept
             if not self.memory.depth and not self.backend.depth:
                 return None
-            segment = ChannelStore.pop_segment(self, max_count)
+            if bounds.has_room is not None and not bounds.has_room():
+                return None
+            segment = self._pop_next(max_count)
         if segment is not None:
             self.memory.put_back(segment)
         self.must_read_on = True
