@@ -15,7 +15,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from trionsq.wire.names import is_valid_key, is_valid_name
+from trionsq.wire.names import MAX_REASON, is_valid_key, is_valid_name, is_valid_reason
 from trionsq.wire.states import MAGIC_V2
 
 __all__ = [
@@ -79,14 +79,21 @@ def finish(message_id: bytes) -> bytes:
     return b"FIN %b\n" % _checked_id(message_id)
 
 
-def requeue(message_id: bytes, delay_ms: int) -> bytes:
+def requeue(message_id: bytes, delay_ms: int, reason: str = "") -> bytes:
     """Return REQ, with the delay in milliseconds, 0 for at once.
 
+    ``reason``: the message is to become a dead letter; for nsqd that has agreed to dead letters.
+    Others ignore it.
+
     Raises:
-        ValueError: a command cannot carry the id, or the delay is below zero or absurdly long.
+        ValueError: a command cannot carry the id or the reason, or the delay is below zero or
+            absurdly long.
     """
     delay_ms = _bounded(delay_ms, MAX_DELAY_MS, "requeue delay in ms")
-    return b"REQ %b %d\n" % (_checked_id(message_id), delay_ms)
+    if reason and not is_valid_reason(reason):
+        raise ValueError(f"reason must be at most {MAX_REASON} printable characters: {reason!r}")
+    behind = b" " + reason.encode() if reason else b""
+    return b"REQ %b %d%b\n" % (_checked_id(message_id), delay_ms, behind)
 
 
 def touch(message_id: bytes) -> bytes:
