@@ -158,6 +158,7 @@ class FrozenChannel:
         assert isinstance(core.deferred, Deferred)
         self.core = core
         self.deferred, core.deferred = core.deferred, Deferred()
+        core.sheds = False  # this backend knows no due times
         self.queue = FrozenQueue(core.store, is_topic=False)
         self.queue.deferred_count = len(self.deferred)
         core.store.backend_in_count += len(self.deferred)

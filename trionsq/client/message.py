@@ -21,7 +21,7 @@ import trio
 from trionsq.client.backoff import Outcome
 from trionsq.client.errors import StoppedError
 from trionsq.wire.client import Columns
-from trionsq.wire.commands import requeue as requeue_with_reason
+from trionsq.wire.commands import give_up
 
 __all__ = ["Batch", "BatchIterator", "BatchOrigin", "BatchSource", "ConsumerStats"]
 __all__ += ["Handler", "Message", "MessageIterator", "drop_lost"]
@@ -217,23 +217,12 @@ class Message:
         return self._answer(_requeue_command(self.id, delay_s), outcome)
 
     def dead_letter(self, reason: str, delay_s: float | None = None) -> bool:
-        """REQ with a reason: nsqd makes it a dead letter. False as for `finish`.
+        """REQ with a reason, of 1 to 200 printable characters: nsqd makes it a dead letter.
 
-        An nsqd that keeps none requeues it: the original, or one whose letters are full.
-
-        Args:
-            reason: for whoever looks at it, at most 200 printable characters.
-            delay_s: of that requeue, as of `requeue`.
-
-        Raises:
-            ValueError: no such reason.
+        An nsqd that keeps none requeues it with the delay, as of `requeue`. False as for `finish`.
         """
-        if not reason:
-            raise ValueError("a dead letter needs a reason")
-        if delay_s is None:
-            delay_s = self._batch._origin.requeue_delay_s(self.attempts)
-        command = requeue_with_reason(self.id, round(delay_s * 1000), reason)
-        return self._answer(command, Outcome.NEUTRAL)
+        delay_s = self._batch._origin.requeue_delay_s(self.attempts) if delay_s is None else delay_s
+        return self._answer(give_up(self.id, round(delay_s * 1000), reason), Outcome.NEUTRAL)
 
     def touch(self) -> bool:
         """TOUCH: restart its timeout. False as for `finish`."""

@@ -24,6 +24,7 @@ __all__ = [
     "auth",
     "close",
     "finish",
+    "give_up",
     "identify",
     "nop",
     "publish",
@@ -79,21 +80,27 @@ def finish(message_id: bytes) -> bytes:
     return b"FIN %b\n" % _checked_id(message_id)
 
 
-def requeue(message_id: bytes, delay_ms: int, reason: str = "") -> bytes:
+def requeue(message_id: bytes, delay_ms: int) -> bytes:
     """Return REQ, with the delay in milliseconds, 0 for at once.
 
-    ``reason``: the message is to become a dead letter; for nsqd that has agreed to dead letters.
-    Others ignore it.
-
     Raises:
-        ValueError: a command cannot carry the id or the reason, or the delay is below zero or
-            absurdly long.
+        ValueError: a command cannot carry the id, or the delay is below zero or absurdly long.
     """
     delay_ms = _bounded(delay_ms, MAX_DELAY_MS, "requeue delay in ms")
-    if reason and not is_valid_reason(reason):
-        raise ValueError(f"reason must be at most {MAX_REASON} printable characters: {reason!r}")
-    behind = b" " + reason.encode() if reason else b""
-    return b"REQ %b %d%b\n" % (_checked_id(message_id), delay_ms, behind)
+    return b"REQ %b %d\n" % (_checked_id(message_id), delay_ms)
+
+
+def give_up(message_id: bytes, delay_ms: int, reason: str) -> bytes:
+    """Return REQ with a reason, for nsqd that has agreed to dead letters: it makes it one.
+
+    Others ignore the reason, and requeue it.
+
+    Raises:
+        ValueError: as `requeue`, or the reason is not valid.
+    """
+    if not is_valid_reason(reason):
+        raise ValueError(f"reason must be 1 to {MAX_REASON} printable characters: {reason!r}")
+    return requeue(message_id, delay_ms)[:-1] + b" %b\n" % reason.encode()
 
 
 def touch(message_id: bytes) -> bytes:
