@@ -275,12 +275,11 @@ def test_peek(cluster: RealCluster, run: Run) -> None:
 def test_a_deferred_message_is_cancelled(cluster: RealCluster, run: Run) -> None:
     """By its id, which the list shows; an id that no node has is an error."""
     spread(cluster, run, "waiting", "c")
+    words = ("channel", "deferred", "waiting", "c", cluster.flag)
     for node in cluster.nodes[:2]:
         request("POST", node, "/pub?topic=waiting&defer=600000", b"wait")
-    until(
-        lambda: len(run("channel", "deferred", "waiting", "c", cluster.flag).out.splitlines()) == 3
-    )
-    listed = run("channel", "deferred", "waiting", "c", cluster.flag).out.splitlines()
+    until(lambda: len(run(*words).out.splitlines()) == 3)
+    listed = run(*words).out.splitlines()
     _, id_, due, *_ = listed[1].split()
     ended = run("channel", "cancel", "waiting", "c", id_, f"--due={due}", cluster.flag)
     assert ended.err == ""
@@ -291,7 +290,7 @@ def test_a_deferred_message_is_cancelled(cluster: RealCluster, run: Run) -> None
     assert run("channel", "cancel", "waiting", "c", other, cluster.flag).code == 0
     missing = run("channel", "cancel", "waiting", "c", other, cluster.flag)
     assert (missing.code, "--due" in missing.err) == (1, True)
-    assert len(run("channel", "deferred", "waiting", "c", cluster.flag).out.splitlines()) == 1
+    assert len(run(*words).out.splitlines()) == 1
 
 
 def test_tail(cluster: RealCluster) -> None:
