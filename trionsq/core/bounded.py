@@ -34,39 +34,40 @@ class BoundedStore(Store):
 
     __slots__ = ()
 
+    # From `begin` to `end`.
+    bounds: Bounds
+    memory: WeighedQueue
+
     @property
     def nbytes(self) -> int:
         """Size of the bodies of all messages that wait."""
-        assert self.bounds is not None
-        assert isinstance(self.memory, WeighedQueue)
         return self.memory.nbytes + self.bounds.backend_nbytes
 
     def begin(self, bounds: Bounds) -> None:
         """Weigh what is there; what the backend has is estimated by the messages in memory."""
-        if self.bounds is not None:
-            bounds.backend_nbytes = self.bounds.backend_nbytes
-            bounds.left = self.bounds.left
-        self.bounds = bounds
-        if not isinstance(self.memory, WeighedQueue):
-            self.memory = WeighedQueue(self.memory)
-            if self.memory.depth:
-                average = self.memory.nbytes // self.memory.depth
-                bounds.backend_nbytes = average * self.backend.depth
+        store: Store = self
+        if store.bounds is not None:
+            bounds.backend_nbytes = store.bounds.backend_nbytes
+            bounds.left = store.bounds.left
+        store.bounds = bounds
+        if not isinstance(store.memory, WeighedQueue):
+            store.memory = memory = WeighedQueue(store.memory)
+            if memory.depth:
+                bounds.backend_nbytes = memory.nbytes // memory.depth * store.backend.depth
 
     def end(self) -> None:
         """Stop weighing."""
-        if isinstance(self.memory, WeighedQueue):
-            self.memory = MessageQueue(self.memory)
-        self.bounds = None
+        store: Store = self
+        if isinstance(store.memory, WeighedQueue):
+            store.memory = MessageQueue(store.memory)
+        store.bounds = None
 
     def append_to_backend(self, segment: Segment, due_ns: Sequence[int] | None = None) -> None:
         super().append_to_backend(segment, due_ns)
-        assert self.bounds is not None
         self.bounds.backend_nbytes += weight(segment)
 
     def read_backend(self, max_count: int, max_bytes: int) -> Segment | None:
         bounds = self.bounds
-        assert bounds is not None
         segment = super().read_backend(max_count, max_bytes)
         if segment is not None:
             left = bounds.backend_nbytes - weight(segment)
@@ -75,7 +76,6 @@ class BoundedStore(Store):
 
     def empty(self, empty_backend: Callable[[], int] | None = None) -> MessageQueue:
         memory = super().empty(empty_backend)
-        assert self.bounds is not None
         self.bounds.backend_nbytes = 0
         self.bounds.left = LeftOut()
         return memory
@@ -98,7 +98,6 @@ class BoundedStore(Store):
 
     def excess(self, deferred: int = 0) -> tuple[int, str]:
         """Return how many messages are over the bounds, about, and which bound that is."""
-        assert self.bounds is not None
         settings = self.bounds.settings
         depth = self.depth
         if settings.max_messages and depth + deferred > settings.max_messages:
@@ -110,7 +109,6 @@ class BoundedStore(Store):
 
     def full_for(self, count: int, nbytes: int, deferred: int = 0) -> str:
         """Return the bound that so much more would exceed; empty if there is room."""
-        assert self.bounds is not None
         settings = self.bounds.settings
         if settings.max_messages and self.depth + deferred + count > settings.max_messages:
             return "max_messages"
@@ -120,7 +118,6 @@ class BoundedStore(Store):
 
     def fitting(self, segment: Segment, deferred: int = 0) -> tuple[int, str]:
         """Return how many messages of a segment have room, and the bound that leaves out others."""
-        assert self.bounds is not None
         settings = self.bounds.settings
         if self._is_too_old():
             return 0, "max_age"
@@ -133,7 +130,6 @@ class BoundedStore(Store):
         return fit, why
 
     def _is_too_old(self) -> bool:
-        assert self.bounds is not None
         age_ns = self.bounds.settings.max_age_ns
         oldest_ns = self.oldest_ns() if age_ns else None
         return oldest_ns is not None and oldest_ns <= self.bounds.now_ns() - age_ns
@@ -159,13 +155,11 @@ class BoundedChannelStore(BoundedStore, ChannelStore):
     @property
     def depth(self) -> int:
         """Messages that wait, without those that the channel is not to get."""
-        assert self.bounds is not None
         return self.memory.depth + self.backend.depth - self.bounds.left.count
 
     def leave(self, segment: Segment) -> None:
         """Have messages of a log passed by."""
         bounds, sequences = self.bounds, segment.batch.sequences
-        assert bounds is not None
         assert sequences is not None
         self.backend.append(segment)
         self.backend_in_count += segment.count
@@ -173,7 +167,6 @@ class BoundedChannelStore(BoundedStore, ChannelStore):
 
     def read_backend(self, max_count: int, max_bytes: int) -> Segment | None:
         bounds = self.bounds
-        assert bounds is not None
         for _ in range(_MAX_EXPIRED_READS):
             segment = super().read_backend(max_count, max_bytes)
             if segment is None or not bounds.left.count:
@@ -202,7 +195,6 @@ class BoundedChannelStore(BoundedStore, ChannelStore):
 
     def _pop_next(self, max_count: int) -> Segment | None:
         memory, bounds = self.memory, self.bounds
-        assert bounds is not None
         if not isinstance(memory, RetryQueue) or not memory.retried.depth:
             return ChannelStore.pop_segment(self, max_count)
         share = bounds.settings.retry_share
@@ -222,8 +214,7 @@ class BoundedChannelStore(BoundedStore, ChannelStore):
         return segment
 
     def pop_segment(self, max_count: int) -> Segment | None:
-        bounds = self.bounds
-        assert bounds is not None
+        bounds, memory = self.bounds, self.memory
         self.must_read_on = False
         if bounds.max_in_flight:
             max_count = min(max_count, bounds.max_in_flight - bounds.count_in_flight())
@@ -231,14 +222,16 @@ class BoundedChannelStore(BoundedStore, ChannelStore):
                 return None
         if bounds.has_room is not None and not bounds.has_room():
             return None  # the dead letters take the expired ones first
-        segment = self._pop_next(max_count)
-        if segment is None:
-            return None
+        if memory.is_plain and memory.depth and not self.backend.depth:
+            # What mostly is: no call more than without a policy.
+            segment: Segment | None = memory.pop_segment(max_count, MAX_DELIVERY_BYTES)
+        else:
+            segment = self._pop_next(max_count)
+        if segment is None or not bounds.ttl_ns:
+            return segment
         batch = segment.batch
-        if (
-            not bounds.ttl_ns
-            or batch.defer_ms
-            or (batch.stamps is None and batch.timestamp_ns > bounds.now_ns() - bounds.ttl_ns)
+        if batch.defer_ms or (
+            batch.stamps is None and batch.timestamp_ns > bounds.now_ns() - bounds.ttl_ns
         ):
             return segment
         return self._pop_young(segment, bounds, max_count)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from trionsq.core.batch import Segment
-from trionsq.core.policies import DROP_OLDEST, AppliedSettings
+from trionsq.core.policies import DROP_NEWEST, DROP_OLDEST, AppliedSettings
 
 __all__ = ["EXPIRED", "Bounds", "LeftOut", "weight"]
 
@@ -62,6 +62,7 @@ class Bounds:
     Attributes:
         settings: what applies.
         max_messages, max_in_flight: of the settings.
+        drops_newest, drops_oldest: whether ``when_full`` says so.
         ttl_ns: of the settings; 0 for what does not expire.
         max_bytes: of the settings; so much that nothing exceeds it for none.
         now_ns: the wall clock.
@@ -72,8 +73,9 @@ class Bounds:
         left: what a cursor passes and the channel does not get.
     """
 
-    __slots__ = ("backend_nbytes", "count_in_flight", "give_up", "has_room", "left", "max_bytes",
-                 "max_in_flight", "max_messages", "now_ns", "settings", "ttl_ns")  # fmt: skip
+    __slots__ = ("backend_nbytes", "count_in_flight", "drops_newest", "drops_oldest", "give_up",
+                 "has_room", "left", "max_bytes", "max_in_flight", "max_messages", "now_ns",
+                 "settings", "ttl_ns")  # fmt: skip
 
     def __init__(
         self,
@@ -87,6 +89,8 @@ class Bounds:
         self.max_messages = settings.max_messages
         self.max_bytes = settings.max_bytes or _NO_LIMIT
         self.max_in_flight = settings.max_in_flight
+        self.drops_newest = settings.when_full == DROP_NEWEST
+        self.drops_oldest = settings.when_full == DROP_OLDEST
         self.ttl_ns = settings.message_ttl_ns
         self.now_ns = now_ns
         self.backend_nbytes = 0

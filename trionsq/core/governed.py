@@ -16,14 +16,12 @@ from trionsq.core.channel import PUT_BUSY, ChannelState
 from trionsq.core.in_flight import Keeper
 from trionsq.core.policies import (
     DEAD_LETTER,
-    DROP_NEWEST,
     DROP_OLDEST,
     REFUSE,
     AppliedSettings,
 )
 from trionsq.core.recovered import ChannelStore
 from trionsq.core.subscription import Subscription
-from trionsq.core.weighed import WeighedQueue
 
 __all__ = [
     "MAX_DROP",
@@ -75,26 +73,29 @@ class GovernedChannel(ChannelState):
     # Bounds
 
     def put(self, segment: Segment, now_s: float, now_ns: int) -> int:
-        when_full, store = self.settings.when_full, self.store
-        if when_full == DROP_NEWEST:
-            fit, why = store.fitting(segment, self.deferred_count)
-            if fit < segment.count:
-                middle = segment.first + fit
-                rest = Segment(segment.batch, middle, segment.last, segment.attempts)
-                if fit:
-                    first = Segment(segment.batch, segment.first, middle, segment.attempts)
-                    super().put(first, now_s, now_ns)
-                self._leave(rest, why)
-                return PUT_BUSY
+        store = self.store
+        bounds = store.bounds
+        if bounds.drops_newest:
+            return self._put_fitting(segment, now_s, now_ns)
         count = segment.last - segment.first
         cost = ChannelState.put(self, segment, now_s, now_ns)
-        if when_full == DROP_OLDEST:
-            bounds, memory = store.bounds, store.memory
-            assert bounds is not None
-            assert isinstance(memory, WeighedQueue)
-            if bounds.max_messages or memory.nbytes + bounds.backend_nbytes > bounds.max_bytes:
-                self.trim(now_s, count)
+        if bounds.drops_oldest and (
+            bounds.max_messages or store.memory.nbytes + bounds.backend_nbytes > bounds.max_bytes
+        ):
+            self.trim(now_s, count)
         return cost
+
+    def _put_fitting(self, segment: Segment, now_s: float, now_ns: int) -> int:
+        fit, why = self.store.fitting(segment, self.deferred_count)
+        if fit >= segment.count:
+            return ChannelState.put(self, segment, now_s, now_ns)
+        middle = segment.first + fit
+        rest = Segment(segment.batch, middle, segment.last, segment.attempts)
+        if fit:
+            first = Segment(segment.batch, segment.first, middle, segment.attempts)
+            ChannelState.put(self, first, now_s, now_ns)
+        self._leave(rest, why)
+        return PUT_BUSY
 
     def _leave(self, segment: Segment, reason: str) -> None:
         store = self.store
@@ -126,18 +127,23 @@ class GovernedChannel(ChannelState):
         if self.settings.when_full != DROP_OLDEST:
             return False
         left = came + MAX_DROP
-        self._is_over = False
+        self._note_over(False)
         while left > 0:
             over, reason = store.excess(self.deferred_count)
             if not over:
                 return False
             segment = self._pop_oldest(min(over, left, POP_MESSAGES), now_s)
             if segment is None:
-                self._is_over = True
+                self._note_over(True)
                 return False
             left -= segment.count
             self.give_up(segment, reason)
         return True
+
+    def _note_over(self, is_over: bool) -> None:
+        self._is_over = is_over
+        if type(self) is (GovernedChannel if is_over else _TrimmedChannel):
+            set_class(self, _TrimmedChannel if is_over else GovernedChannel)
 
     def _pop_oldest(self, max_count: int, now_s: float) -> Segment | None:
         """Pop the messages that came first; what is not due yet goes to the deferred ones."""
@@ -152,7 +158,6 @@ class GovernedChannel(ChannelState):
     def drop_old(self, now_s: float, wall_ns: int) -> bool:
         """Drop what waits and has become too old; return whether there may be more."""
         store = self.store
-        assert store.bounds is not None
         before_ns, reason = store.bounds.oldest_allowed(wall_ns)
         if not reason:
             return False
@@ -175,20 +180,6 @@ class GovernedChannel(ChannelState):
                 self.wake_if_waiting()
                 return False
         return left <= 0
-
-    # Deliveries
-
-    def offer_credit(self, subscription: Subscription, now_s: float) -> None:
-        ChannelState.offer_credit(self, subscription, now_s)
-        if self.settings.max_in_flight and self.waiting:
-            # What this client gave back may be what another one waits for.
-            self.dispatch(now_s)
-
-    def dispatch(self, now_s: float) -> int:
-        cost = ChannelState.dispatch(self, now_s)
-        if self._is_over:
-            self.trim(now_s)
-        return cost
 
     # Retry schedules
 
@@ -225,6 +216,26 @@ class GovernedChannel(ChannelState):
             in_flight.return_timed_out = before
 
 
+class _TrimmedChannel(GovernedChannel):
+    """One that goes on dropping when what it has to read for that is there."""
+
+    def dispatch(self, now_s: float) -> int:
+        cost = GovernedChannel.dispatch(self, now_s)
+        if self._is_over:
+            self.trim(now_s)
+        return cost
+
+
+class _SharedChannel(_TrimmedChannel):
+    """One with a limit for all clients together."""
+
+    def offer_credit(self, subscription: Subscription, now_s: float) -> None:
+        ChannelState.offer_credit(self, subscription, now_s)
+        if self.waiting:
+            # What this client gave back may be what another one waits for.
+            self.dispatch(now_s)
+
+
 def set_class(one: object, class_: type) -> None:
     """Make something one of another class, which has the same slots."""
     one.__class__ = class_
@@ -242,7 +253,8 @@ def govern_channel(
             channel.in_flight.return_timed_out = channel.store.restore
         channel.settings = None
         return
-    set_class(channel, GovernedChannel)
+    # Each class costs with each delivery, so it is the one that is needed.
+    set_class(channel, _SharedChannel if settings.max_in_flight else GovernedChannel)
     set_class(channel.store, BoundedChannelStore)
     assert isinstance(channel, GovernedChannel)
     channel.settings = settings

@@ -84,7 +84,6 @@ class GovernedTopic(TopicState):
     def forget_published(self, count: int, nbytes: int) -> None:
         super().forget_published(count, nbytes)
         bounds = self.store.bounds
-        assert bounds is not None
         bounds.backend_nbytes = max(0, bounds.backend_nbytes - nbytes)
 
     def trim(self, now_s: float, came: int = 0) -> bool:
@@ -107,7 +106,6 @@ class GovernedTopic(TopicState):
         settings, store = self.settings, self.store
         if settings is None or self.can_pump:
             return False
-        assert store.bounds is not None
         before_ns, reason = store.bounds.oldest_allowed(wall_ns)
         if not reason:
             return False
@@ -133,7 +131,6 @@ class GovernedTopic(TopicState):
         store = self.store
         if segment.batch.sequences is not None and store.backend.unread(segment):
             store.backend_out_count -= segment.count
-            assert store.bounds is not None
             store.bounds.backend_nbytes += weight(segment)
         else:
             store.memory.put_back(segment)

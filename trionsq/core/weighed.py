@@ -18,9 +18,12 @@ class WeighedQueue(MessageQueue):
 
     Attributes:
         nbytes: size of the bodies.
+        is_plain: whether it has one order alone.
     """
 
     __slots__ = ("nbytes",)
+
+    is_plain = True
 
     def __init__(self, queue: MessageQueue | None = None) -> None:
         """``queue``: its messages are taken over."""
@@ -68,6 +71,8 @@ class RetryQueue(WeighedQueue):
     """
 
     __slots__ = ("_debt", "retried")
+
+    is_plain = False
 
     def __init__(self, queue: MessageQueue | None = None) -> None:
         """``queue``: its messages are taken over, and wait among the fresh ones."""
