@@ -165,6 +165,11 @@ class BoundedChannelStore(BoundedStore, ChannelStore):
         self.backend_in_count += segment.count
         bounds.left.add(sequences[segment.first], sequences[segment.last - 1] + 1)
 
+    def empty(self, empty_backend: Callable[[], int] | None = None) -> MessageQueue:
+        # What is left out was counted as dropped when it came.
+        left, drop = self.bounds.left.count, empty_backend or self.backend.empty
+        return super().empty(lambda: drop() - left)
+
     def read_backend(self, max_count: int, max_bytes: int) -> Segment | None:
         bounds = self.bounds
         for _ in range(_MAX_EXPIRED_READS):
