@@ -14,10 +14,22 @@ import trio
 
 from trionsq.daemon.acl import Authenticator, TooManyAttempts
 from trionsq.hostport import split_address
+from trionsq.wire import gojson
 
-__all__ = ["Registrars"]
+__all__ = ["Registrars", "read_token"]
 
 log = logging.getLogger("trionsq")
+
+
+def read_token(body: bytes) -> str:
+    """The token in the body of an IDENTIFY, which no log may show; empty without one.
+
+    Raises:
+        ValueError: it is not a JSON object, or the token is no string.
+    """
+    token = gojson.read_members(body, {"auth_token": str}).get("auth_token", "")
+    assert isinstance(token, str)
+    return token
 
 
 class Registrars:

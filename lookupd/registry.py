@@ -25,7 +25,7 @@ from trionsq.wire import gojson
 from trionsq.wire.names import is_ephemeral
 
 __all__ = ["ALL", "MAX_NAMES", "Announced", "Entry", "MissingFieldsError", "Producer", "Registry"]
-__all__ += ["RegistryFullError", "read_announced", "read_token"]
+__all__ += ["RegistryFullError", "read_announced"]
 
 ALL: Final = "*"
 """In place of a topic: every topic there is."""
@@ -71,17 +71,6 @@ def read_announced(body: bytes) -> Announced:
     ):
         raise MissingFieldsError("IDENTIFY missing fields")
     return announced
-
-
-def read_token(body: bytes) -> str:
-    """The token in the body of an IDENTIFY, which no log may show; empty without one.
-
-    Raises:
-        ValueError: as `read_announced`.
-    """
-    token = gojson.read_members(body, {"auth_token": str}).get("auth_token", "")
-    assert isinstance(token, str)
-    return token
 
 
 @dataclass(slots=True, eq=False)

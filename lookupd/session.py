@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Final
 
+from lookupd.registrars import read_token
 from lookupd.registry import (
     MissingFieldsError,
     Producer,
     Registry,
     RegistryFullError,
     read_announced,
-    read_token,
 )
 from trionsq.logtext import printable
 from trionsq.wire.names import is_valid_name

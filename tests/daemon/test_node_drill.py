@@ -174,7 +174,7 @@ async def until_letters(nsqd: NsqdProcess, count: int) -> None:
         while await depth(nsqd):  # noqa: ASYNC110
             await trio.sleep(0.1)
     bodies: set[int] = set()
-    after = 0
+    after: int | None = 0
     while after is not None:
         page = await document(nsqd, f"/deadletter?topic=t&limit=1000&max_body=1000&after={after}")
         bodies |= {int(one["body"]) for one in page["deadletters"]}
