@@ -170,6 +170,7 @@ class TopicRegistry:
         core = ChannelState(name, self._memory_limit(name), backend, self._random)
         core.failed = partial(self._defects.note, "channel", f"CHANNEL({topic.name}:{name})")
         core.due_on_clock_ns = partial(self._clock.due_ns, self._options.max_delay_ns)
+        core.clock_ns = self._clock.deferral_ns
         core.wake_at = partial(self.scan_queue.set_time, core)
         if begin_at is not None:
             core.replayed_count = core.depth

@@ -23,7 +23,7 @@ from trionsq.hostport import format_address
 from trionsq.httpmessage import Answer, GetError
 from trionsq.transports.runtime import Token, current_time
 
-__all__ = ["Discovery", "Get", "addresses_of", "lookup_url", "topics_of"]
+__all__ = ["Discovery", "Get", "addresses_of", "lookup_headers", "lookup_url", "topics_of"]
 
 T = TypeVar("T")
 
@@ -160,7 +160,7 @@ class Discovery:
             try:
                 answer = await self._get(
                     url,
-                    self._headers(),
+                    lookup_headers(self._config),
                     min(self._config.dial_timeout_s, self._config.lookupd_poll_timeout_s),
                     self._config.lookupd_poll_timeout_s,
                     ssl_context=self._ssl_context(url),
@@ -181,11 +181,13 @@ class Discovery:
         """The authorities trusted for nsqd are trusted for nsqlookupd too."""
         return self._config.ssl_context() if url.startswith("https:") else None
 
-    def _headers(self) -> dict[str, str]:
-        headers = {"Accept": _ACCEPT}
-        if self._config.auth_secret and self._config.skip_lookupd_authorization:
-            headers["Authorization"] = f"Bearer {self._config.auth_secret}"
-        return headers
+
+def lookup_headers(config: Config) -> dict[str, str]:
+    """The headers of requests to nsqlookupd."""
+    headers = {"Accept": _ACCEPT}
+    if config.auth_secret and config.skip_lookupd_authorization:
+        headers["Authorization"] = f"Bearer {config.auth_secret}"
+    return headers
 
 
 def lookup_url(address: str, topic: str) -> str:

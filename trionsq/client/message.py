@@ -20,6 +20,7 @@ from trionsq.client.codecs import Codec, T
 from trionsq.client.errors import StoppedError
 from trionsq.transports.runtime import checkpoint
 from trionsq.wire.client import Columns
+from trionsq.wire.commands import give_up
 
 __all__ = ["Batch", "BatchIterator", "BatchOrigin", "BatchSource", "ConsumerStats"]
 __all__ += ["Message", "MessageIterator"]
@@ -223,6 +224,14 @@ class Message(Generic[T]):
             delay_s = self._batch._origin.requeue_delay_s(self.attempts)
         outcome = Outcome.FAILURE if backoff else Outcome.NEUTRAL
         return self._answer(_requeue_command(self.id, delay_s), outcome)
+
+    def dead_letter(self, reason: str, delay_s: float | None = None) -> bool:
+        """REQ with a reason, of 1 to 200 printable characters: nsqd makes it a dead letter.
+
+        An nsqd that keeps none requeues it with the delay, as of `requeue`. False as for `finish`.
+        """
+        delay_s = self._batch._origin.requeue_delay_s(self.attempts) if delay_s is None else delay_s
+        return self._answer(give_up(self.id, round(delay_s * 1000), reason), Outcome.NEUTRAL)
 
     def touch(self) -> bool:
         """TOUCH: restart its timeout. False as for `finish`."""

@@ -272,6 +272,27 @@ def test_peek(cluster: RealCluster, run: Run) -> None:
     assert sum(int(str(one["depth"])) for one in places(cluster, "peeked", "c")) == 3
 
 
+def test_a_deferred_message_is_cancelled(cluster: RealCluster, run: Run) -> None:
+    """By its id, which the list shows; an id that no node has is an error."""
+    spread(cluster, run, "waiting", "c")
+    words = ("channel", "deferred", "waiting", "c", cluster.flag)
+    for node in cluster.nodes[:2]:
+        request("POST", node, "/pub?topic=waiting&defer=600000", b"wait")
+    until(lambda: len(run(*words).out.splitlines()) == 3)
+    listed = run(*words).out.splitlines()
+    _, id_, due, *_ = listed[1].split()
+    ended = run("channel", "cancel", "waiting", "c", id_, f"--due={due}", cluster.flag)
+    assert ended.err == ""
+    assert ended.out == f"message {id_} of channel c of topic waiting: cancelled on 1 node\n"
+    again = run("channel", "cancel", "waiting", "c", id_, f"--due={due}", cluster.flag)
+    assert (again.code, "no node has deferred" in again.err) == (1, True)
+    _, other, *_ = listed[2].split()
+    assert run("channel", "cancel", "waiting", "c", other, cluster.flag).code == 0
+    missing = run("channel", "cancel", "waiting", "c", other, cluster.flag)
+    assert (missing.code, "--due" in missing.err) == (1, True)
+    assert len(run(*words).out.splitlines()) == 1
+
+
 def test_tail(cluster: RealCluster) -> None:
     """The bodies of a channel, a line each, from an nsqd that is named by its HTTP address."""
     address = cluster.nsqds[0].http_address
