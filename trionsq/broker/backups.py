@@ -32,8 +32,8 @@ async def make_backup(
         raise BackupError(error)
     try:
         copy_letters = await letters.copier()
-    except LetterError as failure:
-        raise BackupError(str(failure)) from failure
+    except LetterError as unreadable:
+        raise BackupError(str(unreadable)) from unreadable
     ended = trio.Event()
     made: list[dict[str, int]] = []
     failures: list[Exception] = []
