@@ -108,6 +108,10 @@ class DeadLetters:
         """What there is of each channel, as of the last change."""
         return self._box.tallies
 
+    async def copier(self) -> Callable[[Disk], None]:
+        """See `Letterbox`."""
+        return await self._box.copier()
+
     async def _note_change(self) -> None:
         """Letters came or went."""
         await self._box.count_anew()

@@ -328,6 +328,12 @@ def test_tail_is_nsq_tail(cluster: RealCluster, run: Run, monkeypatch: pytest.Mo
         *(f"--nsqd-tcp-address={nsqd.tcp_address}" for nsqd in cluster.nsqds),
     }
     assert run("topic", "tail", "t", "--json", cluster.flag).code == 2
+    assert run("topic", "tail", "t", "--from=beginning", "--to=7", cluster.flag).code == 0
+    assert run("topic", "tail", "t", "--from=end", flags[0]).code == 0
+    assert calls[2] == [*common, cluster.flag, "--from=beginning", "--to=7"]
+    assert calls[3] == [*common, "--from=end", flags[0]]
+    for wrong in (("--to=7",), ("--from=7", "--channel=c"), ("--from=yesterday",)):
+        assert run("topic", "tail", "t", *wrong, cluster.flag).code == 2
 
 
 # nodes

@@ -30,6 +30,7 @@ RUNNING = [
     ("topic settings orders --retain=1h --durability=always {cluster}", "set on 3 nodes"),
     ("topic settings orders --json {cluster}", '"retain": "1h0m0s"'),
     ("topic pause orders {cluster}", "paused on 3 nodes"),
+    ("topic tail orders --from=beginning --to=end {cluster}", "message 9"),
     ("channel create orders billing {cluster}", "created on 3 nodes and at 1 nsqlookupd"),
     ("", ""),
     ("topic peek orders {cluster}", "message 9"),
