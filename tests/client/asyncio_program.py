@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 
 from trionsq.client import Config, Consumer, Message
@@ -24,6 +25,8 @@ async def main(address: str, topic: str) -> None:
 
 
 if __name__ == "__main__":
+    # Programs in the background of a shell ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     _, address, topic, loop = sys.argv
     if loop == "uvloop":
         import uvloop

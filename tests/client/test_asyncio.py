@@ -261,7 +261,10 @@ def test_ctrl_c(world: World, nsqd: OpenBroker) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"holds\n"
         process.send_signal(signal.SIGINT)
-        _, complaints = process.communicate(timeout=60)
+        try:
+            _, complaints = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert complaints.splitlines()[-1] == b"KeyboardInterrupt"
     assert b"never retrieved" not in complaints
     assert process.returncode in (1, -signal.SIGINT)

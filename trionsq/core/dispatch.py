@@ -143,7 +143,7 @@ class ChannelDispatch:
         """
         store, waiting = self.store, self.waiting
         left = MAX_DISPATCH
-        if self.paused or self._is_resting(now_s):
+        if self.paused or (now_s < self._rests_until_s and self._is_resting(now_s)):
             return 0
         messages_left = False
         while waiting and (store.memory.depth or store.backend.depth):

@@ -14,6 +14,7 @@ from contextvars import copy_context
 from random import Random
 from typing import Any, Final, NoReturn, Protocol
 
+import sniffio
 import trio
 from outcome import Error
 from trio._core._entry_queue import EntryQueue
@@ -290,7 +291,7 @@ class Process:
 class _Entered:
     """Makes a run the current one; nests. A class, because each step needs one."""
 
-    __slots__ = ("_outer", "_outer_hooks", "_process", "_saved")
+    __slots__ = ("_library", "_outer", "_outer_hooks", "_process", "_saved")
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -301,6 +302,7 @@ class _Entered:
         self._saved = context.copy()
         context.clear()
         context["runner"] = process._runner
+        self._library, sniffio.thread_local.name = sniffio.thread_local.name, "trio"
         process._world.current = process.machine
         sys.set_asyncgen_hooks(*process._hooks)
 
@@ -308,6 +310,7 @@ class _Entered:
         context = GLOBAL_RUN_CONTEXT.__dict__
         context.clear()
         context.update(self._saved)
+        sniffio.thread_local.name = self._library
         self._process._world.current = self._outer
         sys.set_asyncgen_hooks(*self._outer_hooks)
 
