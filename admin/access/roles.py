@@ -101,6 +101,8 @@ REQUIRED_ROLES: Final[Mapping[str, Role]] = {
     "GET /topics": _VIEWER,
     "GET /topics/<topic>": _VIEWER,
     "GET /topics/<topic>/<channel>": _VIEWER,
+    "GET /search": _VIEWER,
+    "GET /clients": _VIEWER,
     "GET /nodes": _VIEWER,
     "GET /nodes/<node>": _VIEWER,
     "GET /counter": _VIEWER,
@@ -113,6 +115,8 @@ REQUIRED_ROLES: Final[Mapping[str, Role]] = {
     "POST /do/create": _OPERATOR,
     "POST /do/pause": _OPERATOR,
     "POST /do/unpause": _OPERATOR,
+    # pause, unpause; for "delete" the handler requires an admin
+    "POST /do/selected": _OPERATOR,
     "POST /do/publish": _OPERATOR,
     "POST /do/empty": _ADMIN,
     "POST /do/delete": _ADMIN,

@@ -17,14 +17,18 @@ from collections.abc import Iterable
 
 from admin.dashboard import Dashboard
 from admin.pages.account import AccountPages
+from admin.pages.clients import ClientPage
+from admin.pages.find import SearchPage
 from admin.pages.forms import FormHandlers
+from admin.pages.lookup import LookupPage
 from admin.pages.messages import MessagePages, PeekSupport
 from admin.pages.nodes import NodePages
 from admin.pages.overview import OverviewPages
+from admin.pages.selection import SelectionForms
 from admin.pages.settings import SettingsQueries
 from admin.pages.site import Site
 from admin.pages.topic import TopicPages
-from admin.pages.topics import LookupPage, TopicListPages
+from admin.pages.topics import TopicListPages
 from trionsq.web.app import Endpoint
 
 __all__ = ["endpoints"]
@@ -39,8 +43,12 @@ def endpoints(dashboard: Dashboard) -> Iterable[Endpoint]:
     yield from TopicListPages(site).endpoints()
     settings = SettingsQueries(dashboard.upstream)
     yield from TopicPages(site, peekers, settings).endpoints()
+    clients = ClientPage(site)
+    yield from clients.endpoints()
+    yield from SearchPage(site, clients).endpoints()
     yield from NodePages(site, settings).endpoints()
     yield from LookupPage(site).endpoints()
     yield from FormHandlers(site).endpoints()
+    yield from SelectionForms(site).endpoints()
     yield from MessagePages(site, peekers).endpoints()
     yield from AccountPages(site).endpoints()

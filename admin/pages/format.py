@@ -11,6 +11,7 @@ from typing import Final
 
 __all__ = [
     "UNKNOWN",
+    "age",
     "ago",
     "compact",
     "duration_ns",
@@ -87,6 +88,11 @@ def duration_s(seconds: float | None) -> str:
     if seconds is None or not abs(seconds) < _ALWAYS_S:
         return UNKNOWN
     return duration_ns(round(seconds * 1e9))
+
+
+def age(seconds: float | None) -> str:
+    """An age, which is known to a second at best: ``1h2m3s``; ``0s`` if it is negative."""
+    return duration_s(seconds if seconds is None else float(max(0, round(seconds))))
 
 
 def duration_ns(ns: int | None) -> str:

@@ -14,8 +14,9 @@ from admin.cluster.queries import AllFailed, QueryResult
 from admin.cluster.shapes import ChannelStats, NodeStats, Producer, TopicStats
 from admin.cluster.turns import compute, count_rows
 from admin.pages.charts import SeriesCharts
+from admin.pages.clients import clients_listing
 from admin.pages.format import number, when
-from admin.pages.listing import Column, Listing, clients_listing, make_listing
+from admin.pages.listing import Column, Listing, make_listing
 from admin.pages.settings import NodeSettings, SettingsQueries
 from admin.pages.shared_queries import lookup_waits
 from admin.pages.site import Site, arguments

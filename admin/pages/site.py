@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 
 import trio
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from quart import Response, request
 
 from admin.access.cross_site import FIELD
@@ -25,6 +25,7 @@ from admin.graphite import INTERVALS, GraphiteImages
 from admin.pages import format as shown
 from admin.pages.listing import SIZES
 from admin.pages.shared_queries import RecentResults
+from admin.pages.wording import plain_error, plural, visible
 from trionsq import NSQ_VERSION
 
 __all__ = ["Site", "arguments", "refusal_pages"]
@@ -54,6 +55,7 @@ class Site:
             loader=PackageLoader("admin.pages"),
             autoescape=True,
             undefined=StrictUndefined,
+            finalize=_visible,
             trim_blocks=True,
             lstrip_blocks=True,
             auto_reload=False,
@@ -88,7 +90,14 @@ class Site:
         return self.dashboard.path(f"/{path}") + (f"?{urlencode(parameters)}" if parameters else "")
 
     def page(
-        self, template: str, title: str, here: str = "", *, live: bool = False, **more: Any
+        self,
+        template: str,
+        title: str,
+        here: str = "",
+        *,
+        live: bool = False,
+        status: int = 200,
+        **more: Any,
     ) -> Response:
         """A page of the frame.
 
@@ -97,6 +106,7 @@ class Site:
             title: of the window.
             here: the current entry of the navigation.
             live: whether its live part is fetched again after each poll.
+            status: of the response.
             more: values for the template.
         """
         fragment = "HX-Request" in request.headers
@@ -110,7 +120,8 @@ class Site:
             **({} if fragment else self._frame(lines)),
             **more,
         }
-        response = _html_response(self._templates.get_template(template).render(values))
+        page = self._templates.get_template(template).render(values)
+        response = _html_response(page, status)
         response.headers["Cache-Control"] = "no-store"
         if self.graphs is not None and (interval := request.args.get("t")) in INTERVALS:
             response.set_cookie(
@@ -130,9 +141,12 @@ class Site:
     def done(self, path: str, lines: Iterable[str], kind: str = "good") -> Response:
         """The redirect after a form, to the page at ``path``, which shows ``lines`` once.
 
-        ``kind`` is ``good``, ``warn`` or ``bad``.
+        ``kind`` is ``good``, ``warn`` or ``bad``: nothing was done, and the audit says so.
         """
         self.recent.clear()
+        lines = [plain_error(line) for line in lines]
+        if kind == "bad":
+            self.dashboard.access.record_failure(" ".join(lines))
         response = Response(b"", 303)
         response.headers["Location"] = path
         cut = [line[:_MAX_FLASH_LINE] for line in lines][:_MAX_FLASH_LINES]
@@ -164,7 +178,10 @@ class Site:
         places = [
             ("overview", "Overview", self.url()),
             ("topics", "Topics", self.url("topics")),
+            ("clients", "Clients", self.url("clients")),
             ("nodes", "Nodes", self.url("nodes")),
+            ("deadletters", "Dead letters", self.url("deadletters")),
+            ("policies", "Policies", self.url("policies")),
             ("counter", "Counter", self.url("counter")),
             ("lookup", "Lookup", self.url("lookup")),
         ]
@@ -222,7 +239,21 @@ def _rate(value: float | None) -> str:
     return shown.UNKNOWN if value is None or math.isnan(value) else shown.rate(value)
 
 
+def _visible(value: Any) -> Any:
+    """Nothing on a page is hidden or reordered by characters that can't be seen."""
+    return visible(value) if type(value) is str else value
+
+
+def _exactly(text: str) -> Markup:
+    """``text`` as it is, for a field that a form sends back."""
+    return escape(text)
+
+
 _FILTERS: Final = {
+    "age": shown.age,
+    "exactly": _exactly,
+    "plain": plain_error,
+    "plural": plural,
     "number": shown.number,
     "compact": shown.compact,
     "rate": _rate,

@@ -27,9 +27,18 @@ find("#theme")?.addEventListener("click", () => {
 });
 showTheme();
 
+function stored(name) {
+  try {
+    return sessionStorage.getItem(name);
+  } catch {
+    return null;
+  }
+}
+
 // --- live --------------------------------------------------------------------------------------
 
-let paused = false;
+// Who pauses one page wants the next one to stand still, too.
+let paused = stored("paused") === "yes";
 let missed = false;
 const live = find("#live");
 const state = find("#live-state");
@@ -42,7 +51,14 @@ function showState(name, text) {
 }
 
 // What is being typed is not replaced.
-if (window.Idiomorph) window.Idiomorph.defaults.ignoreActiveValue = true;
+if (window.Idiomorph) {
+  window.Idiomorph.defaults.ignoreActiveValue = true;
+  // Nor is a choice undone, or closed what somebody opened.
+  window.Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, node) =>
+    !(name === "checked" && node.matches("[data-pick]")) && !(name === "open" && node.matches("details"));
+}
+
+state?.setAttribute("aria-pressed", String(paused));
 
 function refresh() {
   missed = false;
@@ -76,6 +92,11 @@ document.addEventListener("visibilitychange", () => {
 });
 state?.addEventListener("click", () => {
   paused = !paused;
+  try {
+    sessionStorage.setItem("paused", paused ? "yes" : "no");
+  } catch {
+    // It holds for this page only.
+  }
   state.setAttribute("aria-pressed", String(paused));
   showState(paused ? "paused" : "live", paused ? "Paused" : "Live");
   if (!paused) refresh();
@@ -194,10 +215,23 @@ document.addEventListener("change", (event) => {
   if (event.target.dataset?.send !== undefined) event.target.form.requestSubmit();
 });
 
+// --- choices in tables ---
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest?.("[data-pick-all]");
+  if (!button) return;
+  const boxes = [...button.form.querySelectorAll("[data-pick]")];
+  const all = boxes.every((box) => box.checked);
+  for (const box of boxes) box.checked = !all;
+});
+
 // --- keys --------------------------------------------------------------------------------------
 
 const keys = find("#keys");
-const places = { o: "overview", t: "topics", n: "nodes", c: "counter", l: "lookup" };
+const places = {
+  o: "overview", t: "topics", i: "clients", n: "nodes", d: "deadletters", y: "policies",
+  c: "counter", l: "lookup",
+};
 let afterG = 0;
 
 document.addEventListener("keydown", (event) => {
