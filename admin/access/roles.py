@@ -102,6 +102,12 @@ REQUIRED_ROLES: Final[Mapping[str, Role]] = {
     "GET /topics/<topic>": _VIEWER,
     "GET /topics/<topic>/<channel>": _VIEWER,
     "GET /search": _VIEWER,
+    "GET /policies": _VIEWER,
+    "GET /policies/edit": _OPERATOR,
+    "GET /drain": _VIEWER,
+    # they have bodies; for "discard" the handler requires an admin
+    "GET /deadletters": _OPERATOR,
+    "GET /deadletters/<verb>": _OPERATOR,
     "GET /clients": _VIEWER,
     "GET /nodes": _VIEWER,
     "GET /nodes/<node>": _VIEWER,
@@ -117,6 +123,9 @@ REQUIRED_ROLES: Final[Mapping[str, Role]] = {
     "POST /do/unpause": _OPERATOR,
     # pause, unpause; for "delete" the handler requires an admin
     "POST /do/selected": _OPERATOR,
+    "POST /do/letters": _OPERATOR,
+    "POST /do/policy": _OPERATOR,
+    "POST /do/drain": _ADMIN,
     "POST /do/publish": _OPERATOR,
     "POST /do/empty": _ADMIN,
     "POST /do/delete": _ADMIN,

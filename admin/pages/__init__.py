@@ -18,12 +18,15 @@ from collections.abc import Iterable
 from admin.dashboard import Dashboard
 from admin.pages.account import AccountPages
 from admin.pages.clients import ClientPage
+from admin.pages.drain import DrainPages
 from admin.pages.find import SearchPage
 from admin.pages.forms import FormHandlers
+from admin.pages.letters import LetterPages
 from admin.pages.lookup import LookupPage
 from admin.pages.messages import MessagePages, PeekSupport
 from admin.pages.nodes import NodePages
 from admin.pages.overview import OverviewPages
+from admin.pages.policies import PolicyPages
 from admin.pages.selection import SelectionForms
 from admin.pages.settings import SettingsQueries
 from admin.pages.site import Site
@@ -50,5 +53,8 @@ def endpoints(dashboard: Dashboard) -> Iterable[Endpoint]:
     yield from LookupPage(site).endpoints()
     yield from FormHandlers(site).endpoints()
     yield from SelectionForms(site).endpoints()
+    yield from LetterPages(site).endpoints()
+    yield from PolicyPages(site).endpoints()
+    yield from DrainPages(site).endpoints()
     yield from MessagePages(site, peekers).endpoints()
     yield from AccountPages(site).endpoints()

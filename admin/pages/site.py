@@ -180,11 +180,12 @@ class Site:
             ("topics", "Topics", self.url("topics")),
             ("clients", "Clients", self.url("clients")),
             ("nodes", "Nodes", self.url("nodes")),
-            ("deadletters", "Dead letters", self.url("deadletters")),
             ("policies", "Policies", self.url("policies")),
             ("counter", "Counter", self.url("counter")),
             ("lookup", "Lookup", self.url("lookup")),
         ]
+        if self.may("operator"):
+            places.insert(4, ("deadletters", "Dead letters", self.url("deadletters")))
         if self.may("admin"):
             places.append(("audit", "Audit", self.url("audit")))
         return places
@@ -241,7 +242,7 @@ def _rate(value: float | None) -> str:
 
 def _visible(value: Any) -> Any:
     """Nothing on a page is hidden or reordered by characters that can't be seen."""
-    return visible(value) if type(value) is str else value
+    return value if type(value) is not str or value.isprintable() else visible(value)
 
 
 def _exactly(text: str) -> Markup:

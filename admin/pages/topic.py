@@ -19,6 +19,7 @@ from admin.pages.format import when
 from admin.pages.listing import Column, make_listing
 from admin.pages.merging import ClusterView, QueueMetrics, channel_view, topic_view
 from admin.pages.messages import PeekSupport
+from admin.pages.policies import AppliedSetting, applied_settings
 from admin.pages.settings import SettingsQueries, StoredHow
 from admin.pages.shared_queries import nodes_of_topic
 from admin.pages.site import Site, arguments
@@ -36,8 +37,8 @@ _CHANNELS: Final = (Column[QueueMetrics]("name", "Channel", lambda row: row.name
 @dataclass(slots=True)
 class _TopicResult:
     """The answers; ``error``: why there are none; ``nobody``: certainly no node has it; ``stored``:
-    how nodes keep it, of those that say so; ``is_unheard_of``: nsqlookupd does not know it, and
-    no node had it."""
+    how nodes keep it, of those that say so; ``applied``: what policies set; ``is_unheard_of``:
+    nsqlookupd does not know it, and no node had it."""
 
     view: ClusterView
     warnings: list[str] = field(default_factory=list)
@@ -45,6 +46,7 @@ class _TopicResult:
     nodes: list[str] = field(default_factory=list)
     nobody: bool = False
     stored: dict[str, StoredHow] = field(default_factory=dict)
+    applied: list[AppliedSetting] = field(default_factory=list)
     is_unheard_of: bool = False
 
 
@@ -158,6 +160,7 @@ class TopicPages:
             depth_chart=drawing.depth_chart(),
             rate_chart=drawing.rate_chart(),
             listing=listing,
+            applied=result.applied,
             trend="" if view.is_unknown else trend,
             problems=self._problems(topic, channel),
             paused_by=self._paused_by(topic, channel) if view.paused else "",
@@ -225,9 +228,14 @@ class TopicPages:
             asked = [node.node for node in producers if node.node not in silent]
             stored.update(await self._settings.of_topic(asked, topic))
 
+        applied = list[AppliedSetting]()
+
+        async def ask_policies() -> None:
+            asked = [node.node for node in producers if node.node not in silent]
+            applied.extend(await applied_settings(self._site, asked, topic, channel))
+
         async with trio.open_nursery() as nursery:
-            if not channel:
-                nursery.start_soon(ask_settings)
+            nursery.start_soon(ask_policies if channel else ask_settings)
             answers = await self._cluster.each_stats(
                 producers, topic=topic, channel=channel, clients=bool(channel), silent=silent
             )
@@ -249,7 +257,9 @@ class TopicPages:
         # A channel may be on none of the nodes that have its topic.
         nobody = not (view.nodes or nodes_result.warnings)
         unheard_of = nobody and not producers and not nodes_result.is_registered
-        return _TopicResult(view, nodes_result.warnings, "", nodes, nobody, stored, unheard_of)
+        return _TopicResult(
+            view, nodes_result.warnings, "", nodes, nobody, stored, applied, unheard_of
+        )
 
     async def _peek_why(self, result: _TopicResult) -> str:
         """Why peeking is not possible; "" if it is, or the user may not peek."""

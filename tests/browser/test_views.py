@@ -20,7 +20,7 @@ VIEWS: Final = {
     "topics": ("/topics", "orders"),
     "channels": ("/topics?show=channels", "billing"),
     "inactive": ("/topics?show=inactive", "retired"),
-    "topic": ("/topics/orders", "Waiting at channels"),
+    "topic": ("/topics/orders", "Depth of its channels"),
     "channel": ("/topics/orders/billing", "worker.example"),
     "nodes": ("/nodes", "NODE"),
     "node": ("/nodes/NODE", "orders"),

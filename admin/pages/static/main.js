@@ -81,7 +81,8 @@ document.body.addEventListener("htmx:beforeSwap", (event) => {
 });
 document.body.addEventListener("htmx:responseError", (event) => {
   if (event.detail.elt !== live) return;
-  if (event.detail.xhr.status === 401) location.reload();
+  // Signed out, or deleted meanwhile: the whole page says so.
+  if ([401, 404].includes(event.detail.xhr.status)) location.reload();
   else showState("lost", "No answer");
 });
 document.body.addEventListener("htmx:afterRequest", (event) => {
