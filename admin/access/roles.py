@@ -115,6 +115,7 @@ REQUIRED_ROLES: Final[Mapping[str, Role]] = {
     "GET /lookup": _VIEWER,
     "GET /audit": _ADMIN,
     "GET /peek": _OPERATOR,
+    "GET /message": _OPERATOR,
     "GET /publish": _OPERATOR,
     "GET /confirm/<verb>": _ADMIN,
     # the forms of the pages
@@ -123,6 +124,8 @@ REQUIRED_ROLES: Final[Mapping[str, Role]] = {
     "POST /do/unpause": _OPERATOR,
     # pause, unpause; for "delete" the handler requires an admin
     "POST /do/selected": _OPERATOR,
+    # requeue; for "finish" the handler requires an admin
+    "POST /do/message": _OPERATOR,
     "POST /do/letters": _OPERATOR,
     "POST /do/policy": _OPERATOR,
     "POST /do/drain": _ADMIN,

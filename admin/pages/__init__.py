@@ -23,10 +23,12 @@ from admin.pages.find import SearchPage
 from admin.pages.forms import FormHandlers
 from admin.pages.letters import LetterPages
 from admin.pages.lookup import LookupPage
-from admin.pages.messages import MessagePages, PeekSupport
+from admin.pages.messages import MessagePages
 from admin.pages.nodes import NodePages
 from admin.pages.overview import OverviewPages
+from admin.pages.peeking import PeekSupport
 from admin.pages.policies import PolicyPages
+from admin.pages.publish import PublishPages
 from admin.pages.selection import SelectionForms
 from admin.pages.settings import SettingsQueries
 from admin.pages.site import Site
@@ -56,5 +58,6 @@ def endpoints(dashboard: Dashboard) -> Iterable[Endpoint]:
     yield from LetterPages(site).endpoints()
     yield from PolicyPages(site).endpoints()
     yield from DrainPages(site).endpoints()
-    yield from MessagePages(site, peekers).endpoints()
+    yield from MessagePages(site, peekers, settings).endpoints()
+    yield from PublishPages(site).endpoints()
     yield from AccountPages(site).endpoints()

@@ -23,7 +23,7 @@ __all__ = ["LetterPages"]
 
 _LIMIT: Final = 50
 _MAX_BODY: Final = 4096
-_MAX_RATE: Final = 100_000
+_MAX_RATE: Final = 10_000
 _FILTERS: Final = ("topic", "channel", "reason", "older_than")
 
 

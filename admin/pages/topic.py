@@ -18,7 +18,7 @@ from admin.pages.favourites import favourites, keep_favourite
 from admin.pages.format import when
 from admin.pages.listing import Column, make_listing
 from admin.pages.merging import ClusterView, QueueMetrics, channel_view, topic_view
-from admin.pages.messages import PeekSupport
+from admin.pages.peeking import PeekSupport
 from admin.pages.policies import AppliedSetting, applied_settings
 from admin.pages.settings import SettingsQueries, StoredHow
 from admin.pages.shared_queries import nodes_of_topic

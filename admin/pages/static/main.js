@@ -226,6 +226,23 @@ document.addEventListener("click", (event) => {
   for (const box of boxes) box.checked = !all;
 });
 
+// --- bodies of messages ---
+
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest?.("[data-copy]");
+  if (!button) return;
+  const text = find("pre", button.closest(".message")).textContent;
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    // Without https a browser gives no clipboard: select it, for Ctrl+C.
+    getSelection().selectAllChildren(find("pre", button.closest(".message")));
+    return;
+  }
+  button.dataset.done = "yes";
+  setTimeout(() => delete button.dataset.done, 1500);
+});
+
 // --- keys --------------------------------------------------------------------------------------
 
 const keys = find("#keys");
