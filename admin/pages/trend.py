@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from admin.pages.format import age, number
+from admin.pages.format import number
 from admin.pages.wording import plural
 
 __all__ = ["TREND_S", "describe_trend"]
@@ -44,16 +44,16 @@ def describe_trend(depths: Sequence[float], slot_s: float, depth: int, *, is_pau
     if left_s > _LONGEST_S:
         return f"The depth shrinks by {number(-per_min)} a minute."
     return (
-        f"Empty in about {age(_roughly(left_s))} if it goes on like this"
+        f"Empty in about {_span(left_s)} if it goes on like this"
         f" ({plural(math.ceil(-per_min), 'message')} a minute fewer)."
     )
 
 
-def _roughly(seconds: float) -> float:
-    for limit, unit in ((120, 5), (7_200, 60), (172_800, 3600)):
+def _span(seconds: float) -> str:
+    for limit, unit_s, unit in ((120, 1, "s"), (7_200, 60, "min"), (172_800, 3600, "h")):
         if seconds < limit:
-            return max(unit, round(seconds / unit) * unit)
-    return round(seconds / 86_400) * 86_400
+            return f"{max(1, round(seconds / unit_s))} {unit}"
+    return f"{round(seconds / 86_400)} days"
 
 
 def _slope(values: Sequence[float], slot_s: float) -> float | None:

@@ -316,7 +316,7 @@ async def test_a_message_is_published_as_it_was_typed() -> None:
         answer = await site.send("/do/publish", body="zz", format="hex", **fields)
         again = await answer.get_data(as_text=True)
         assert "Not valid hex" in again
-        assert ">zz</textarea>" in again
+        assert ">\nzz</textarea>" in again
         bad = await site.send("/do/publish", topic="t", node="evil:80", body="x", format="text")
         assert "does not exist" in await bad.get_data(as_text=True)
         assert len(site.nodes.posted) == 2
