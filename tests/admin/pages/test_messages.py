@@ -188,7 +188,13 @@ async def test_a_log_shows_what_was_consumed_by_time() -> None:
     """From the chosen time on; a token leads to the next page."""
     lines = [
         {"note": "begin", "topic": "t", "from": 7, "to": None, "next": "x"},
-        {"sequence": 7, "id": "a" * 16, "timestamp": 5, "body": "old", "body_encoding": "utf-8"},
+        {
+            "sequence": 7,
+            "id": "a" * 16,
+            "timestamp": 1_800_000_000 * 10**9,
+            "body": "old",
+            "body_encoding": "utf-8",
+        },
         {"note": "end", "reason": "count", "sequence": 8, "next": "12.8"},
     ]
     nodes = cluster()
