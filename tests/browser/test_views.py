@@ -103,7 +103,7 @@ def give_up_one(cluster: Cluster) -> None:
         return bool(held)
 
     cluster.until(in_flight, "a message is in flight")
-    cluster.post(0, "/deadletter/add", **place, id=held[0], reason="no customer")
+    cluster.post(0, "/deadletter/add", b"", **place, id=held[0], reason="no customer")
 
 
 def opened(cluster: Cluster, at: Tab, name: str) -> None:

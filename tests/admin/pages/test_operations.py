@@ -23,7 +23,7 @@ def clock(autojump_clock: MockClock) -> MockClock:
 
 pytestmark = pytest.mark.usefixtures("clock")
 
-LETTER = {
+LETTER: dict[str, Any] = {
     "id": "1f" * 8, "topic": "t", "channel": "c", "message_id": "0a" * 8, "reason": "timed_out",
     "attempts": 3, "first_time": "2026-01-01T00:00:00Z", "last_time": "2026-01-01T00:05:00Z",
     "age_in_seconds": 61.2, "client": "worker\u202e", "state": "waiting", "body_size": 8,
