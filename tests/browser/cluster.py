@@ -115,10 +115,17 @@ class Consumer:
     """A subscribed client that takes messages, never finishes them, and answers heartbeats."""
 
     def __init__(
-        self, nsqd: NsqdProcess, topic: str, channel: str, *, ready: int = 1, name: str = "worker"
+        self,
+        nsqd: NsqdProcess,
+        topic: str,
+        channel: str,
+        *,
+        ready: int = 1,
+        name: str = "worker",
+        agent: str = "tests/1.0",
     ) -> None:
         self._socket = create_connection(split_address(nsqd.tcp_address), timeout=LIMIT_S)
-        about = {"client_id": name, "hostname": f"{name}.example", "user_agent": "tests/1.0",
+        about = {"client_id": name, "hostname": f"{name}.example", "user_agent": agent,
                  "msg_timeout": 900_000}  # fmt: skip
         body = json.dumps(about).encode()
         try:

@@ -147,7 +147,7 @@ def test_messages_are_peeked_at_and_stay(at: Tab, cluster: Cluster) -> None:
     cluster.publish(0, "glass", *bodies)
     page = at.go("/topics/glass/c")
     with page.expect_navigation():
-        page.get_by_role("link", name="Peek").click()
+        page.get_by_role("link", name="Messages", exact=True).click()
     with page.expect_navigation():
         page.get_by_label("Node").select_option(cluster.node(0))
     messages = page.locator("article.message")
