@@ -14,7 +14,7 @@ from quart import Response
 from admin.cluster.shapes import ClientStats, NodeStats, Producer
 from admin.cluster.turns import compute, count_rows
 from admin.pages.export import FILE_FORMATS, export_file, file_response
-from admin.pages.listing import Column, Listing, make_listing
+from admin.pages.listing import SIZES, Column, Listing, make_listing
 from admin.pages.shared_queries import RecentResults
 from admin.pages.site import Site, arguments
 from admin.upstream import UpstreamError
@@ -26,6 +26,7 @@ STUCK_S: Final = 30.0
 """A client is stuck if it has all messages it is ready for, and finishes none for so long."""
 
 _SAFE_LINKS: Final = ("http://", "https://")
+_SIZES: Final = SIZES[:3]
 _MAX_CLIENTS: Final = 50_000
 _FORGET_S: Final = 600.0
 # Half a millisecond: the event loop may wait for the lock.
@@ -85,6 +86,12 @@ class ClientRow:
     def is_stuck(self) -> bool:
         """Whether it is full, and finishes nothing for `STUCK_S`."""
         return self.is_full and self.idle_s >= STUCK_S
+
+    @property
+    def names(self) -> list[str]:
+        """What it calls itself, beside its address."""
+        names = dict.fromkeys((self.client.client_id, self.client.hostname))
+        return [name for name in names if name and name != self.client.remote_address]
 
     @property
     def identity(self) -> tuple[str, str, str, str]:
@@ -254,6 +261,7 @@ def clients_listing(
         text=lambda row: row.text,
         sort="client",
         extra=extra,
+        sizes=_SIZES,
     )
 
 
@@ -304,6 +312,7 @@ class ClientPage:
                 path=path,
                 text=lambda row: row.text,
                 sort="-stuck",
+                sizes=_SIZES,
             )
 
         listing = await compute(len(everyone.rows), make)

@@ -180,7 +180,7 @@ class FormHandlers:
         """POST /do/create: fields ``topic`` and maybe ``channel``."""
         fields = await form()
         topic, channel = fields.get("topic", "").strip(), fields.get("channel", "").strip()
-        back = self._site.url("lookup", topic=topic[:100], channel=channel[:100]) + "#create"
+        back = self._site.url("lookup", topic=topic[:100], channel=channel[:100])
         for kind, name in (("topic", topic), ("channel", channel)):
             if (name or kind == "topic") and not is_valid_name(name.encode(errors="replace")):
                 self._site.dashboard.access.record_action(

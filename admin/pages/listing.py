@@ -53,6 +53,7 @@ class Listing(Generic[Row]):
     found: int
     extra: Mapping[str, str]
     matching: Sequence[Row] = ()
+    sizes: Sequence[int] = SIZES
     problem: str = ""
 
     @property
@@ -111,6 +112,7 @@ def make_listing(
     sort: str,
     extra: Mapping[str, str] | None = None,
     total: int | None = None,
+    sizes: Sequence[int] = SIZES,
 ) -> Listing[Row]:
     """The page of rows for ``query``.
 
@@ -123,6 +125,7 @@ def make_listing(
         sort: the default order.
         extra: further parameters that links keep.
         total: rows before the search, if ``text`` is None.
+        sizes: numbers of rows to choose from; fewer for tables whose rows take long.
     """
     q = query.get("q", "").strip()[:_MAX_Q_LENGTH]
     problem = ""
@@ -137,7 +140,7 @@ def make_listing(
         order = sort
     matching = _sorted(matching, by_name[order.removeprefix("-")], down=order.startswith("-"))
     size = _number(query.get("size", ""), SIZE_DEFAULT)
-    size = size if size in SIZES else SIZE_DEFAULT
+    size = size if size in sizes else SIZE_DEFAULT
     pages = max(-(-len(matching) // size), 1)
     page = min(max(_number(query.get("page", ""), 1), 1), pages)
     return Listing(
@@ -153,6 +156,7 @@ def make_listing(
         found=len(matching),
         extra={name: value for name, value in (extra or {}).items() if value},
         matching=matching,
+        sizes=sizes,
         problem=problem,
     )
 

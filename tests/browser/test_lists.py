@@ -24,7 +24,7 @@ MARKED: Final = "0.1\u202eevil"
 def base(cluster: Cluster) -> Iterator[str]:
     """The address of a dashboard where nobody has to sign in."""
     for number in range(30):
-        cluster.create(f"svc.t{number:02}")
+        cluster.post(0, "/topic/create", topic=f"svc.t{number:02}")
     cluster.create("odd", "c")
     cluster.publish(0, "odd", *[f"m{n}\u202elive".encode() for n in range(8)])
     admin = cluster.start_nsqadmin()
@@ -46,14 +46,13 @@ def told(page: Page, text: str) -> None:
     expect(page.locator("main > .note")).to_contain_text(text)
 
 
-@pytest.mark.parametrize(
-    ("size", "theme"), smoke(LOOKS, "desktop-light", in_short=("phone-dark", "wide-light"))
-)
+@pytest.mark.parametrize("look", smoke(LOOKS, in_short=("phone-dark", "wide-light")))
 def test_a_hostile_client_spoils_no_page(
-    size: str, theme: Theme, base: str, browser: Browser
+    look: tuple[str, Theme], base: str, browser: Browser
 ) -> None:
     """A name of 900 characters is cut, a mark that reorders text is written out; nothing
     becomes wider than the window."""
+    size, theme = look
     with tab(browser, base, size=SIZES[size], theme=theme) as at:
         for path in ("/topics/odd/c", "/clients", "/peek?topic=odd&channel=c"):
             page = at.go(path)
@@ -103,7 +102,13 @@ def test_several_are_deleted_by_keyboard_and_without_script(
     cluster.create("gone.a")
     cluster.create("gone.b")
     with tab(browser, base, script=False) as at:
-        page = at.go("/topics?q=gone")
+        page = at.page
+
+        def is_listed() -> bool:
+            at.go("/topics?q=gone")
+            return page.get_by_label("Select gone.b", exact=True).count() == 1
+
+        cluster.until(is_listed, "the poller has seen both")
         for name in ("gone.a", "gone.b"):
             page.get_by_label(f"Select {name}", exact=True).focus()
             page.keyboard.press("Space")
@@ -208,6 +213,12 @@ def test_a_policy_makes_a_dead_letter_that_is_replayed(at: Tab, cluster: Cluster
         cluster.post(0, "/channel/requeue", b"", **place, id=held[0])
         cluster.until(in_flight, "it is in flight again")
         cluster.post(0, "/channel/requeue", b"", **place, id=held[0])
+
+        def is_dead() -> bool:
+            answer = cluster.http.get(f"http://{cluster.node(0)}/deadletter", params=place)
+            return bool(answer.json()["count"])
+
+        cluster.until(is_dead, "the channel has given it up")
         page = at.go("/deadletters?topic=bad&channel=c")
         expect(page.locator("article.message pre")).to_have_text("poison")
         page.get_by_role("link", name="Replay all 1").click()

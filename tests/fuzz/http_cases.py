@@ -13,7 +13,7 @@ PATHS = (
     "/topic/empty", "/topic/pause", "/topic/unpause", "/topic/peek", "/topic/move",
     "/topic/settings", "/topic/note_damage", "/channel/create", "/channel/delete",
     "/channel/empty", "/channel/pause", "/channel/unpause", "/channel/peek", "/channel/seek",
-    "/log/backup",
+    "/channel/finish", "/channel/requeue", "/log/backup",
     "/config/nsqlookupd_tcp_addresses", "/config/nothing", "/debug/tasks", "/debug/nothing", "/",
     "/PUB", "//pub", "/pub/", "/pub/../ping", "/%70ub", "*", "http://a/ping", "pub", "/\xff",
 )  # fmt: skip

@@ -212,7 +212,7 @@ class Pages:
         headers = dict(more.pop("headers", {}))
         if self.cookies:
             headers["Cookie"] = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
-        scope = {"client": ("127.0.0.1", 50000)}
+        scope = {"client": ("127.0.0.1", 50000), "server": ("127.0.0.1", 4171)}
         client = self.app.test_client(use_cookies=False)
         answer: Response = await client.open(
             path, method=method, headers=headers, scope_base=scope, **more

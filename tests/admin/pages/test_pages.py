@@ -368,3 +368,13 @@ async def test_graphite_is_linked_if_there_is_one() -> None:
         assert "/render" not in await site.page("/topics/orders?t=off")
     async with pages(busy()) as site:
         assert "/render" not in await site.page("/topics/orders")
+
+
+@pytest.mark.parametrize("path", ["/", "/topics", "/api/topics", "/clients", "/message?topic=t"])
+async def test_another_host_name_reads_nothing_on_loopback(path: str) -> None:
+    """A page elsewhere, whose name was made to lead here, learns no name of the cluster."""
+    async with pages(busy(), Mode.LOCAL) as site:
+        assert (await site.get(path, Host="127.0.0.1:4171")).status_code != 403
+        answer = await site.get(path, Host="evil.example:4171")
+        assert answer.status_code == 403
+        assert "orders" not in await answer.get_data(as_text=True)
