@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from quart import Response
+from quart import Response, request
 
 from admin.cluster.turns import compute
 from admin.pages.clients import ClientPage, ClientRow
@@ -54,7 +54,7 @@ class SearchPage:
             except BadSearchError as problem:
                 error = str(problem)
         hits = sum(count for _, _, count, _ in sections)
-        if hits == 1:
+        if hits == 1 and "HX-Request" not in request.headers:
             response = Response(b"", 303)
             response.headers["Location"] = next(path for *_, found in sections for _, path in found)
             return response
