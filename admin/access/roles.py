@@ -124,7 +124,7 @@ REQUIRED_ROLES: Final[Mapping[str, Role]] = {
     "POST /do/unpause": _OPERATOR,
     # pause, unpause; for "delete" the handler requires an admin
     "POST /do/selected": _OPERATOR,
-    # requeue; for "finish" the handler requires an admin
+    # requeue; for "finish" and "cancel" the handler requires an admin
     "POST /do/message": _OPERATOR,
     "POST /do/letters": _OPERATOR,
     "POST /do/policy": _OPERATOR,

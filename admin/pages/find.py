@@ -59,9 +59,15 @@ class SearchPage:
             response.headers["Location"] = next(path for *_, found in sections for _, path in found)
             return response
         return self._site.page(
-            "search.html", f"Search: {q}", "", q=q, hits=hits, sections=sections,
-            warnings=warnings, error=error,
-        )  # fmt: skip
+            "search.html",
+            f"Search: {q}",
+            live=bool(q),
+            q=q,
+            hits=hits,
+            sections=sections,
+            warnings=warnings,
+            error=error,
+        )
 
     def _find(
         self,

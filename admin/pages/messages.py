@@ -43,6 +43,12 @@ _STATES: Final = (
     ("deferred", "Deferred"),
     ("log", "All in the log"),
 )
+# By verb: the state of the message, the path of nsqd, and what is said afterwards.
+_VERBS: Final = {
+    "requeue": ("in_flight", "/channel/requeue", "Requeued"),
+    "finish": ("in_flight", "/channel/finish", "Finished"),
+    "cancel": ("deferred", "/channel/deferred/cancel", "Cancelled"),
+}
 _WISHES: Final = ("text", "json", "since", "until", "attempts")
 # The largest body that is sent on; more than nsqd shows is cut.
 _MAX_BODY_BYTES: Final = 4 * 1024 * 1024
@@ -54,7 +60,10 @@ _LOOK_PAGE: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class MessageRow:
-    """A message on the page; ``published_s`` in seconds since 1970; ``query`` finds it again."""
+    """A message on the page; ``published_s`` in seconds since 1970; ``query`` finds it again.
+
+    ``due``: when it is delivered if it is deferred, in nanoseconds; "" if it is not.
+    """
 
     id: str
     published_s: float | None
@@ -66,6 +75,7 @@ class MessageRow:
     cut: str
     more: str
     node: str
+    due: str
     query: Mapping[str, str]
 
 
@@ -92,6 +102,7 @@ def message_rows(
                 cut=body.cut,
                 more=_more(message),
                 node=node,
+                due=str(_whole(message.get("due")) or ""),
                 query={"node": node, "id": id_, **place},
             )
         )
@@ -233,34 +244,38 @@ class MessagePages:
         return response
 
     async def act(self) -> Response:
-        """POST /do/message: ``verb`` (requeue, or finish by an admin) for one in flight."""
+        """POST /do/message: ``verb`` for one message.
+
+        In flight: requeue, or finish by an admin; deferred: cancel by an admin, with ``due``.
+        """
         fields = await form()
         verb, id_ = fields.get("verb", ""), fields.get("id", "")
         topic, channel, node = topic_of(fields), fields.get("channel", ""), fields.get("node", "")
-        if verb not in ("requeue", "finish") or not _ID.fullmatch(id_):
+        if verb not in _VERBS or not _ID.fullmatch(id_):
             raise HttpError(400, "INVALID_ACTION")
-        if verb == "finish" and not self._site.may("admin"):
+        if verb != "requeue" and not self._site.may("admin"):
             raise HttpError(403, "FORBIDDEN")
-        path = self._site.url("peek", topic=topic, channel=channel, node=node, state="in_flight")
+        state, route, done = _VERBS[verb]
+        path = self._site.url("peek", topic=topic, channel=channel, node=node, state=state)
         record = self._site.dashboard.access.record_action
         known = await nodes_of_topic(self._site.dashboard, topic)
         if node not in [producer.node for producer in known.producers]:
             record(f"{verb}_message", topic=topic, channel=channel, note=id_)
             return self._site.done(path, ["Nothing was done: the node does not have it."], "bad")
-        url = url_of(node, f"/channel/{verb}", topic=topic, channel=channel, id=id_)
+        due = {"due": fields.get("due", "")[:20]} if verb == "cancel" else {}
+        url = url_of(node, route, topic=topic, channel=channel, id=id_, **due)
         try:
             await self._upstream.post(url)
         except UpstreamError as failure:
             note = f"{id_}: {failure}"
             record(f"{verb}_message", topic=topic, channel=channel, node=node, note=note)
             text = (
-                "It is not in flight any more."
-                if "MESSAGE_NOT_IN_FLIGHT" in str(failure)
+                "It is not there any more."
+                if "MESSAGE_NOT_" in str(failure)
                 else NodeWarning(failure)
             )
             return self._site.done(path, ["Nothing was done.", text], "bad")
         record(f"{verb}_message", topic=topic, channel=channel, node=node, note=id_)
-        done = "Requeued" if verb == "requeue" else "Finished"
         return self._site.done(path, [f"{done} message {id_}."])
 
 

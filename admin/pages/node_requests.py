@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
@@ -19,6 +20,8 @@ T = TypeVar("T")
 WAIT_S: Final = 2.0
 """Maximum wait of a page for a node, in seconds."""
 _MAX_NODES: Final = 1_000
+# Codes such as CHANNEL_NOT_FOUND; for a path that it does not know, nsqd says NOT_FOUND.
+_NOT_THERE: Final = re.compile(r"[A-Z]_NOT_[A-Z]")
 
 
 @dataclass(slots=True)
@@ -79,5 +82,4 @@ async def each_node(nodes: Iterable[str], ask: Callable[[str], Awaitable[T]]) ->
 
 def is_lacking(error: UpstreamError) -> bool:
     """Whether the node has no such path; a 404 of ours says what is not found."""
-    text = str(error)
-    return error.status == 404 and not ("_NOT_FOUND" in text or "_NOT_IN_" in text)
+    return error.status == 404 and _NOT_THERE.search(str(error)) is None

@@ -184,6 +184,24 @@ async def test_a_message_in_flight_is_requeued_or_finished() -> None:
         assert entry.failed
 
 
+async def test_a_deferred_message_is_cancelled() -> None:
+    """By its id and its due time, as nsqd asks for it; what an older nsqd can't is told."""
+    due = message(1, due=5 * 10**18, due_in_seconds=-0.04)
+    async with pages(cluster(due)) as found:
+        page = await found.page("/peek?topic=t&channel=c&state=deferred&node=one:4151")
+        assert "due now" in page
+        assert 'name="due" value="5000000000000000000"' in page
+        form = {"topic": "t", "channel": "c", "node": "one:4151", "id": due["id"]}
+        answer = await found.send("/do/message", **form, verb="cancel", due=str(due["due"]))
+        assert "Cancelled message" in parsed(await found.page(answer.headers["Location"])).text
+        (url, _) = found.nodes.posted[-1]
+        assert urlsplit(url).path == "/channel/deferred/cancel"
+        assert parse_qs(urlsplit(url).query)["due"] == [str(due["due"])]
+        found.nodes.refused["one:4151"] = 404
+        answer = await found.send("/do/message", **form, verb="cancel", due="1")
+        assert "Nothing was done." in parsed(await found.page(answer.headers["Location"])).text
+
+
 async def test_a_log_shows_what_was_consumed_by_time() -> None:
     """From the chosen time on; a token leads to the next page."""
     lines = [
