@@ -227,6 +227,8 @@ def test_one_nsqd_shows_itself_live(browser: Browser, cluster: Cluster) -> None:
     nsqd = cluster.start_nsqd("alone", "--admin")
     address = nsqd.value.http_address
     with tab(browser, f"http://{address}/admin", allowed=LOST) as at:
+        url = f"http://{address}/topic/create"
+        assert cluster.http.post(url, params={"topic": "inside"}).status_code == 200
         page = at.go("/topics/inside")
         mark(page)
         url = f"http://{address}/pub"
