@@ -79,6 +79,7 @@ def test_24_topics_fit_a_screen_of_900_pixels(base: str, browser: Browser) -> No
         assert len(fit) >= 24
 
 
+@in_short_soak
 def test_choices_survive_updates_and_are_done_at_once(at: Tab, cluster: Cluster) -> None:
     """Boxes stay checked when the table is fetched again; what they name is paused."""
     page = at.go("/topics?q=svc.t0")
