@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 from quart import Response
 
+from admin.access.cross_site import form
 from admin.cluster.queries import AllFailed, QueryResult
 from admin.cluster.shapes import ChannelStats, NodeStats, Producer, TopicStats
 from admin.cluster.turns import compute, count_rows
@@ -28,6 +29,7 @@ __all__ = ["NodePages"]
 
 _MAX_SEARCHED: Final = 5000
 _MAX_LAST_TOPICS: Final = 200
+_MAX_NAME: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +192,20 @@ class NodePages:
 
     def endpoints(self) -> Iterable[Endpoint]:
         """The paths."""
-        return [("GET", "/nodes", self.nodes), ("GET", "/nodes/<node>", self.node)]
+        return [
+            ("GET", "/nodes", self.nodes),
+            ("GET", "/nodes/<node>", self.node),
+            ("POST", "/do/forget", self.forget),
+        ]
+
+    async def forget(self) -> Response:
+        """POST /do/forget: a dead node that nobody lists is polled no more."""
+        node = (await form()).get("node", "")[:_MAX_NAME]
+        if self._poller.forget(node):
+            self._site.dashboard.operations.note_forgotten(node)
+            return self._site.done(self._site.url("nodes"), [f"Forgot {node}."])
+        text = f"{node} answers, is still registered or expected, or is not known."
+        return self._site.done(self._site.url("nodes"), [text], "bad")
 
     async def nodes(self) -> Response:
         """GET /nodes."""
@@ -231,7 +246,7 @@ class NodePages:
         show = show if show in ("channels", "clients") else "topics"
         key = ("node", node, show == "clients")
         result = await self._site.recent.get(key, lambda: self._query_node(node, show == "clients"))
-        snapshot = self._poller.snapshot
+        snapshot = await self._poller.current()
         row = snapshot.nodes.get(node) if snapshot else None
         topics = result.stats.topics or []
         rows = count_rows([result.stats])

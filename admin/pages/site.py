@@ -9,6 +9,7 @@ import base64
 import binascii
 import json
 import math
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -25,6 +26,7 @@ from admin.graphite import INTERVALS, GraphiteImages
 from admin.pages import format as shown
 from admin.pages.listing import SIZES
 from admin.pages.shared_queries import RecentResults
+from admin.watch.poller import ANSWER_WAIT_S, LATE_INTERVALS
 from trionsq import NSQ_VERSION
 
 __all__ = ["Site", "arguments", "refusal_pages"]
@@ -107,6 +109,7 @@ class Site:
             "here": here,
             "live": live,
             "direct": self.dashboard.cluster.is_direct,
+            "status": self._status(),
             **({} if fragment else self._frame(lines)),
             **more,
         }
@@ -146,6 +149,20 @@ class Site:
             samesite="Lax",
         )
         return response
+
+    def _status(self) -> dict[str, Any]:
+        """The state of the cluster, for the title, the icon and the age of the figures."""
+        poller = self.dashboard.poller
+        snapshot = poller.snapshot
+        severities = [each.severity for each in snapshot.problems] if snapshot else []
+        return {
+            "taken_s": snapshot.taken_s if snapshot else None,
+            "age_s": poller.age_s,
+            "is_late": poller.is_late,
+            "late_s": LATE_INTERVALS * poller.interval_s + ANSWER_WAIT_S,
+            "alarms": len(severities) - severities.count("notice"),
+            "is_critical": "critical" in severities,
+        }
 
     def _frame(self, lines: Mapping[str, object] | None) -> dict[str, Any]:
         access = self.dashboard.access
@@ -230,6 +247,8 @@ _FILTERS: Final = {
     "duration": shown.duration_s,
     "latency": _latency,
     "when": shown.when,
+    "clock": shown.clock,
+    "since": lambda at_s: shown.since(at_s, time.time()),
     "iso": shown.iso_time,
 }
 

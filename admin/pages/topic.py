@@ -60,7 +60,7 @@ class TopicPages:
     async def topic(self, topic: str) -> Response:
         """GET /topics/:topic."""
         result = await self._site.recent.get(("topic", topic), lambda: self._query_topic(topic))
-        history, snapshot = self._poller.history, self._poller.snapshot
+        history, snapshot = self._poller.history, await self._poller.current()
         drawing = SeriesCharts(history, topic_key(topic))
         every = result.view.channels_list
         query, path = arguments(), self._site.url("topics", topic)
@@ -100,7 +100,7 @@ class TopicPages:
         """GET /topics/:topic/:channel."""
         key = ("channel", topic, channel)
         result = await self._site.recent.get(key, lambda: self._query_topic(topic, channel))
-        snapshot = self._poller.snapshot
+        snapshot = await self._poller.current()
         drawing = SeriesCharts(self._poller.history, channel_key(topic, channel))
         clients = (
             (node.node, node.hostname, topic, channel, client)

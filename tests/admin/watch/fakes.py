@@ -136,12 +136,12 @@ class Watched:
     stopping: trio.Event = field(default_factory=trio.Event)
 
 
-def make(nodes: Sequence[FakeNode], interval_s: float = 5.0) -> Watched:
-    """A poller by trio's clock; the test runs it."""
+def make(nodes: Sequence[FakeNode], interval_s: float = 5.0, **options: Any) -> Watched:
+    """A poller by trio's clock, with more options; the test runs it."""
     cluster, stopping = FakeCluster(nodes), trio.Event()
     poller = Poller(
         cluster,
-        dataclasses.replace(OPTIONS, poll_interval_ns=round(interval_s * SECOND_NS)),
+        dataclasses.replace(OPTIONS, poll_interval_ns=round(interval_s * SECOND_NS), **options),
         stopping=stopping,
         wall=lambda: START + trio.current_time(),
     )
