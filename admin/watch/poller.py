@@ -22,6 +22,7 @@ from admin.cluster.queries import Cluster
 from admin.cluster.shapes import Producer
 from admin.options import NsqadminOptions
 from admin.upstream import UpstreamError
+from admin.watch.archive import Archive
 from admin.watch.gathering import Gathering
 from admin.watch.health import problems
 from admin.watch.history import History
@@ -102,6 +103,8 @@ class Poller:
         self._nodes = self.nodes.by_name
         self.marks, self.incidents = Marks(), Incidents()
         self._state = StateFile(options.state_file, self.nodes, self.marks, self.incidents)
+        archived = f"{options.state_file}.history" if options.state_file else ""
+        self._archive = Archive(archived, self.history, wall=wall)
         self.observers: list[Callable[[Snapshot], None]] = []
         self._news = trio.Event()
         self._viewers = 0
@@ -215,8 +218,10 @@ class Poller:
         """Poll until cancelled."""
         try:
             await self._state.load()
+            await self._archive.load()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._state.run, name="nsqadmin state file")
+                nursery.start_soon(self._archive.run, name="nsqadmin history file")
                 nursery.start_soon(self._end_in_time, name="nsqadmin end of the poller")
                 began_s = -math.inf
                 while True:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
-
 import pytest
 import trio
 import trio.testing
@@ -19,45 +15,22 @@ from admin.watch.poller import (
     SILENT_WAIT_S,
     Poller,
 )
-from admin.watch.snapshot import Snapshot, WatchEndedError
+from admin.watch.snapshot import WatchEndedError
 from tests.admin.watch.fakes import (
+    SAID,
     START,
     FakeNode,
-    Watched,
     always,
     channel,
+    good,
+    hanging,
     make,
+    polls,
     refuses,
+    running,
     stats,
     topic,
 )
-
-SAID = stats(topic("t", 10, channel("c", 3, 10)))
-
-
-def good(number: int = 1) -> FakeNode:
-    """A node that answers at once."""
-    return FakeNode(f"good{number}:4151", always(SAID))
-
-
-def hanging(number: int = 1) -> FakeNode:
-    """A node that never answers."""
-    return FakeNode(f"hangs{number}:4151", always(SAID, 1e6))
-
-
-@asynccontextmanager
-async def running(watched: Watched) -> AsyncIterator[Poller]:
-    """The poller's task, inside the context."""
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(watched.poller.run)
-        yield watched.poller
-        nursery.cancel_scope.cancel()
-
-
-async def polls(poller: Poller, count: int) -> Snapshot:
-    """The snapshot after so many more polls."""
-    after = poller.snapshot.sequence if poller.snapshot is not None else 0
-    return await poller.changed(after + count - 1)
 
 
 async def test_polls_are_seldom_while_nobody_looks(autojump_clock: trio.testing.MockClock) -> None:
@@ -335,114 +308,6 @@ async def test_without_lookupd_from_the_start_a_snapshot_says_so(
     assert found is not None
     assert found.nodes == {}
     assert "connection refused" in found.warnings[0]
-
-
-async def test_a_node_lookupd_forgot_stays_until_it_is_forgotten(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    """That is how a dead node looks; only an admin knows whether it was taken away."""
-    node = FakeNode("dead:4151", always(SAID))
-    watched = make([node, good()])
-    async with running(watched) as poller:
-        with poller.watch():
-            await polls(poller, 1)
-            watched.cluster.listed = [good()]
-            found = await polls(poller, 15)
-            assert not found.nodes["dead:4151"].registered
-            assert "node-unregistered" in [problem.kind for problem in found.problems]
-            assert not poller.forget("dead:4151")
-            node.answer = refuses("dead:4151")
-            found = await polls(poller, 10)
-            assert found.problems[0].kind == "node-silent"
-        await trio.sleep(5 * 3600.0)
-        assert not poller.forget("good1:4151")
-        with poller.watch():
-            assert "dead:4151" in (await polls(poller, 1)).nodes
-            assert poller.forget("dead:4151")
-            assert list((await polls(poller, 1)).nodes) == ["good1:4151"]
-
-
-async def test_an_expected_node_is_missed_from_the_start(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    """--expect-nsqd: it never answered and nobody lists it, and still it is critical."""
-    expected = FakeNode("must:4151", refuses("must:4151"))
-    watched = make([good(), expected], expect_nsqd=("must:4151",))
-    watched.cluster.listed = [good()]
-    async with running(watched) as poller:
-        found = await poller.current()
-        assert found is not None
-        assert found.problems[0].where == "must:4151"
-        assert found.problems[0].severity == "critical"
-        assert not poller.forget("must:4151")
-        expected.answer = always(SAID)
-        with poller.watch():
-            found = await polls(poller, 2)
-        assert found.nodes["must:4151"].up
-
-
-async def test_a_restart_that_lost_messages_is_a_warning(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    """With their number, for an hour, and a mark in the charts; another restart is a notice."""
-    node = FakeNode("a:1", always(stats(topic("t", 100, channel("c", 90, 100)))))
-    async with running(make([node])) as poller:
-        with poller.watch():
-            await polls(poller, 2)
-            at = START + round(trio.current_time())
-            node.answer = always(stats(topic("t", 0, channel("c", 30, 0)), start_time=at))
-            (problem,) = (await polls(poller, 2)).problems
-            assert (problem.severity, problem.kind) == ("warning", "node-restarted")
-            assert "Of 90 messages that it held before, 60 are gone." in problem.what
-            assert [mark.text for mark in poller.marks.all()] == ["restart of a:1, 60 lost"]
-            at += 60
-            node.answer = always(stats(topic("t", 0, channel("c", 30, 0)), start_time=at))
-            (problem,) = (await polls(poller, 2)).problems
-            assert (problem.severity, problem.kind) == ("notice", "node-restarted")
-            await trio.sleep(3700.0)
-            assert (await polls(poller, 1)).problems == []
-
-
-async def test_the_state_file_outlives_nsqadmin(
-    autojump_clock: trio.testing.MockClock, tmp_path: Path
-) -> None:
-    """A node that died while nsqadmin was down is missed, with what it held."""
-    path = str(tmp_path / "state")
-    dead = FakeNode("dead:4151", always(stats(topic("t", 40, channel("c", 7), depth=33))))
-    async with running(make([dead, good()], state_file=path)) as poller:
-        with poller.watch():
-            await polls(poller, 2)
-    dead.answer = refuses("dead:4151")
-    watched = make([dead, good()], state_file=path)
-    watched.cluster.listed = [good()]
-    async with running(watched) as poller:
-        found = await poller.current()
-        assert found is not None
-        row = found.nodes["dead:4151"]
-        assert (row.up, row.depth, row.answered_s is None) == (False, 40, False)
-        assert found.problems[0].kind == "node-silent"
-        assert found.channels["t", "c"].missing_messages == 7
-        # Its restart is seen too, though another nsqadmin saw it before.
-        again = stats(topic("t", 0, channel("c", 7)), start_time=START + 500)
-        dead.answer = always(again)
-        with poller.watch():
-            found = await polls(poller, 2)
-        assert found.restarts["dead:4151"].missing == 33
-
-
-@pytest.mark.parametrize("body", [b"", b"[]", b"\xff\x00", b'{"version":9,"nodes":[]}'])
-async def test_a_state_file_that_makes_no_sense_is_moved_aside(
-    body: bytes, autojump_clock: trio.testing.MockClock, tmp_path: Path
-) -> None:
-    """nsqadmin starts without it, and keeps it for whoever wants to look."""
-    path = tmp_path / "state"
-    path.write_bytes(body)
-    async with running(make([good()], state_file=str(path))) as poller:
-        found = await poller.current()
-        assert found is not None
-        assert list(found.nodes) == ["good1:4151"]
-    assert (tmp_path / "state.bad").read_bytes() == body
-    assert b"good1" in path.read_bytes()
 
 
 async def test_nodes_are_asked_for_now_and_then(autojump_clock: trio.testing.MockClock) -> None:
