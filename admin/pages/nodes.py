@@ -14,7 +14,6 @@ from admin.access.cross_site import form
 from admin.cluster.queries import AllFailed, QueryResult
 from admin.cluster.shapes import ChannelStats, NodeStats, Producer, TopicStats
 from admin.cluster.turns import compute, count_rows
-from admin.pages.charts import SeriesCharts
 from admin.pages.format import number, when
 from admin.pages.listing import Column, Listing, clients_listing, make_listing
 from admin.pages.settings import NodeSettings, SettingsQueries
@@ -250,7 +249,7 @@ class NodePages:
         row = snapshot.nodes.get(node) if snapshot else None
         topics = result.stats.topics or []
         rows = count_rows([result.stats])
-        drawing = SeriesCharts(self._poller.history, node_key(node))
+        drawing = self._site.charts(node_key(node), self._poller.marks.of_node(node))
         return self._site.page(
             "node.html",
             node,

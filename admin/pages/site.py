@@ -25,7 +25,10 @@ from admin.graphite import COOKIE as GRAPHS_COOKIE
 from admin.graphite import INTERVALS, GraphiteImages
 from admin.pages import format as shown
 from admin.pages.listing import SIZES
+from admin.pages.series_charts import RANGE_DEFAULT, RANGES, SeriesCharts
 from admin.pages.shared_queries import RecentResults
+from admin.watch.history import Key
+from admin.watch.marks import Mark
 from admin.watch.poller import ANSWER_WAIT_S, LATE_INTERVALS
 from trionsq import NSQ_VERSION
 
@@ -122,6 +125,37 @@ class Site:
         if lines is not None:
             response.delete_cookie(_FLASH, path=self.dashboard.base_path or "/")
         return response
+
+    def charts(self, key: Key, marks: Sequence[Mark] = ()) -> SeriesCharts:
+        """The charts of a series, for the period that the request selects."""
+        history = self.dashboard.poller.history
+        names = [name for name, span_s in RANGES.items() if span_s <= 1.5 * history.window_s]
+        name = request.args.get("range", "")
+        name = name if name in names else RANGE_DEFAULT
+        return SeriesCharts(
+            history,
+            key,
+            span_s=RANGES[name],
+            now_s=time.time(),
+            marks=marks,
+            picker=self._range_links(names, name),
+        )
+
+    def _range_links(self, names: Sequence[str], selected: str) -> Markup:
+        path, _, _ = _own_path().partition("?")
+        others = [each for each in request.args.items(multi=True) if each[0] != "range"]
+        links = [
+            Markup('<a href="{}?{}"{}>{}</a>').format(
+                path,
+                urlencode([*others, ("range", name)]),
+                Markup(' aria-current="true"') if name == selected else "",
+                name,
+            )
+            for name in names
+        ]
+        return Markup(
+            '<nav class="chips ranges" aria-label="Period of the charts">{}</nav>'
+        ).format(Markup("").join(links))
 
     def lone(self, template: str, title: str, status: int = 200, **more: Any) -> Response:
         """A page without the frame: sign-in and errors."""

@@ -11,10 +11,10 @@ from quart import Response
 
 from admin.cluster.shapes import NodeStats
 from admin.cluster.turns import compute, count_rows
-from admin.pages.charts import SeriesCharts
 from admin.pages.listing import Column, clients_listing, make_listing
 from admin.pages.merging import ClusterView, QueueMetrics, channel_view, topic_view
 from admin.pages.messages import PeekSupport
+from admin.pages.series_charts import SeriesCharts
 from admin.pages.settings import SettingsQueries, StoredHow
 from admin.pages.shared_queries import nodes_of_topic
 from admin.pages.site import Site, arguments
@@ -61,7 +61,9 @@ class TopicPages:
         """GET /topics/:topic."""
         result = await self._site.recent.get(("topic", topic), lambda: self._query_topic(topic))
         history, snapshot = self._poller.history, await self._poller.current()
-        drawing = SeriesCharts(history, topic_key(topic))
+        row = snapshot.topics.get(topic) if snapshot else None
+        marks = self._poller.marks.of_topic(topic, "", result.nodes)
+        drawing = self._site.charts(topic_key(topic), marks)
         every = result.view.channels_list
         query, path = arguments(), self._site.url("topics", topic)
         channels = await compute(
@@ -74,8 +76,8 @@ class TopicPages:
             await trio.lowlevel.checkpoint()
             key = channel_key(topic, channel.name)
             channel.spark = SeriesCharts(history, key).depth_spark()
-            row = snapshot.channels.get((topic, channel.name)) if snapshot else None
-            channel.rate_out = row.rate_out if row else None
+            of_channel = snapshot.channels.get((topic, channel.name)) if snapshot else None
+            channel.rate_out = of_channel.rate_out if of_channel else None
         return self._site.page(
             "topic.html",
             topic,
@@ -86,10 +88,16 @@ class TopicPages:
             stored=result.stored,
             channels=channels,
             nobody=result.nobody,
-            row=snapshot.topics.get(topic) if snapshot else None,
+            row=row,
             sparks=drawing.sparks,
-            depth_chart=drawing.depth_chart(),
-            rate_chart=drawing.rate_chart(),
+            charts=drawing.cards(
+                depth=None
+                if result.view.is_unknown or result.error
+                else result.view.depth + result.view.channels_depth,
+                rate_in=row.rate_in if row else None,
+                rate_out=row.rate_out if row else None,
+                quantiles=snapshot.latencies.get((topic, ""), ()) if snapshot else (),
+            ),
             window=drawing.window(),
             warnings=result.warnings,
             error=result.error,
@@ -101,7 +109,9 @@ class TopicPages:
         key = ("channel", topic, channel)
         result = await self._site.recent.get(key, lambda: self._query_topic(topic, channel))
         snapshot = await self._poller.current()
-        drawing = SeriesCharts(self._poller.history, channel_key(topic, channel))
+        row = snapshot.channels.get((topic, channel)) if snapshot else None
+        marks = self._poller.marks.of_topic(topic, channel, result.nodes)
+        drawing = self._site.charts(channel_key(topic, channel), marks)
         clients = (
             (node.node, node.hostname, topic, channel, client)
             for node, client in result.view.clients_list
@@ -117,10 +127,15 @@ class TopicPages:
             view=result.view,
             nobody=result.nobody,
             missing=not any(not node.error for node in result.view.nodes),
-            row=snapshot.channels.get((topic, channel)) if snapshot else None,
+            row=row,
             sparks=drawing.sparks,
-            depth_chart=drawing.depth_chart(),
-            rate_chart=drawing.rate_chart(),
+            charts=drawing.cards(
+                came="received",
+                depth=None if result.view.is_unknown or result.error else result.view.depth,
+                rate_in=row.rate_in if row else None,
+                rate_out=row.rate_out if row else None,
+                quantiles=snapshot.latencies.get((topic, channel), ()) if snapshot else (),
+            ),
             listing=clients_listing(clients, arguments(), path),
             warnings=result.warnings,
             error=result.error,
