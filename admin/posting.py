@@ -94,7 +94,7 @@ class Poster:
                 with trio.move_on_after(_LAST_S, shield=True) as last:
                     await self._flush(client, current)
                 if last.cancelled_caught:
-                    log.error("%s: stopped with unsent bodies", self._name)
+                    log.error("%s: stopped with unsent notifications", self._name)
 
     async def _flush(self, client: httpx2.AsyncClient, current: list[bytes]) -> None:
         """Send the interrupted body again (it may arrive twice), then the queue."""

@@ -157,6 +157,17 @@ class Site:
             '<nav class="chips ranges" aria-label="Period of the charts">{}</nav>'
         ).format(Markup("").join(links))
 
+    def node_links(self, node: str) -> Sequence[tuple[str, str]]:
+        """Name and URL of each link of --link, for a node (``host:port``)."""
+        host, _, port = node.rpartition(":")
+        links = []
+        for text in self.dashboard.options.link:
+            name, _, url = text.partition("=")
+            for part, value in (("{node}", node), ("{host}", host), ("{port}", port)):
+                url = url.replace(part, quote(value, safe=""))
+            links.append((name.strip(), url))
+        return links
+
     def lone(self, template: str, title: str, status: int = 200, **more: Any) -> Response:
         """A page without the frame: sign-in and errors."""
         page = self._templates.get_template(template).render({"title": title, **more})
