@@ -126,6 +126,7 @@ class OverviewPages:
             sparks=drawing.sparks,
             charts=drawing.cards(
                 depth=total.depth if total.nodes else None,
+                at_least=total.missing_nodes > 0,
                 rate_in=total.rate_in,
                 rate_out=total.rate_out,
             ),

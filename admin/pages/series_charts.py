@@ -60,11 +60,13 @@ class SeriesCharts:
         """The small line of the depth."""
         return sparkline(self._series.depth, "Depth")
 
-    def depth_chart(self, depth: float | None = None) -> Markup:
-        """The depth; ``depth`` is that of the page, now."""
+    def depth_chart(self, depth: float | None = None, at_least: bool = False) -> Markup:
+        """The depth; ``depth`` is that of the page, now, and ``at_least`` that or more."""
         series = self._series
         times_s, points = self._to_now(series.times, series.depth, depth)
-        return self._chart([Line("depth", points)], times_s, "Depth, messages")
+        return self._chart(
+            [Line("at least" if at_least else "depth", points)], times_s, "Depth, messages"
+        )
 
     def rate_chart(
         self, came: str = "published", rate_in: float | None = None, rate_out: float | None = None
@@ -105,16 +107,18 @@ class SeriesCharts:
         *,
         came: str = "published",
         depth: float | None = None,
+        at_least: bool = False,
         rate_in: float | None = None,
         rate_out: float | None = None,
         quantiles: Sequence[tuple[float, float]] = (),
     ) -> Markup:
         """The charts of a page, and the links to other periods.
 
-        The figures are those that the page shows now, so that both are the same.
+        The figures are those that the page shows now, so that both are the same; ``at_least``:
+        the depth lacks a node that does not answer.
         """
         drawn = [
-            ("Depth over time", self.depth_chart(depth)),
+            ("Depth over time", self.depth_chart(depth, at_least)),
             ("Rates over time", self.rate_chart(came, rate_in, rate_out)),
         ]
         if (latencies := self.latency_chart(quantiles)) is not None:

@@ -94,6 +94,7 @@ class TopicPages:
                 depth=None
                 if result.view.is_unknown or result.error
                 else result.view.depth + result.view.channels_depth,
+                at_least=bool(result.view.silent),
                 rate_in=row.rate_in if row else None,
                 rate_out=row.rate_out if row else None,
                 quantiles=snapshot.latencies.get((topic, ""), ()) if snapshot else (),
@@ -132,6 +133,7 @@ class TopicPages:
             charts=drawing.cards(
                 came="received",
                 depth=None if result.view.is_unknown or result.error else result.view.depth,
+                at_least=bool(result.view.silent),
                 rate_in=row.rate_in if row else None,
                 rate_out=row.rate_out if row else None,
                 quantiles=snapshot.latencies.get((topic, channel), ()) if snapshot else (),

@@ -30,7 +30,7 @@ from admin.watch.incidents import Incidents, grouped
 from admin.watch.known import KnownNodes
 from admin.watch.marks import Mark, Marks
 from admin.watch.node import WatchedNode
-from admin.watch.requests import request_stats
+from admin.watch.requests import reason, request_stats
 from admin.watch.snapshot import Snapshot, WatchEndedError
 from admin.watch.state import StateFile
 from admin.watch.vitals import request_reading, vitals_of
@@ -328,7 +328,7 @@ class Poller:
                 self.marks.add(Mark(row.answered_s, what, node=row.node))
             node.answered = row
         else:
-            await gathering.add_silent(node.silent_row(str(answer)), node.counters)
+            await gathering.add_silent(node.silent_row(reason(answer)), node.counters)
 
     async def _request_stats(self, node: WatchedNode) -> None:
         """Request /stats from a node; the result or error becomes its ``answer``."""
@@ -347,9 +347,11 @@ class Poller:
         silent = isinstance(node.answer, UpstreamError)
         if silent and not node.silent:
             log.warning("%s does not answer: %s", name, node.answer)
+            self.marks.add(Mark(self._wall(), f"{name} does not answer", node=name))
         elif node.silent and not silent:
             log.info("%s answers again", name)
-        node.silent, node.error, node.asked_s = silent, str(node.answer) if silent else "", None
+            self.marks.add(Mark(self._wall(), f"{name} answers again", node=name))
+        node.silent, node.error, node.asked_s = silent, reason(node.answer) if silent else "", None
         self._news.set()
 
     def _choose_for_vitals(self, nursery: trio.Nursery) -> None:

@@ -6,6 +6,7 @@ holds up the event loop for milliseconds at a time.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import msgspec
@@ -21,6 +22,7 @@ __all__ = [
     "NodeMetrics",
     "TopicMetrics",
     "poll_stats",
+    "reason",
     "request_stats",
 ]
 
@@ -84,3 +86,11 @@ async def poll_stats(node: str, body: bytes) -> NodeMetrics:
     """The answer of ``node`` to /stats. Raises as `admin.cluster.turns.decode_stats`."""
     head, topics = await decode_stats(node, body, _TOPIC)
     return NodeMetrics(head.version, head.health, head.start_time, topics, head.draining)
+
+
+_REQUEST: Final = re.compile(r'^(?:Get|Post) "[^"]*": ')
+
+
+def reason(error: object) -> str:
+    """The text of an error without the request, which says nothing to an operator."""
+    return _REQUEST.sub("", str(error))
