@@ -12,7 +12,7 @@ from quart import Response
 
 from admin.cluster.turns import compute
 from admin.pages import format as shown
-from admin.pages.charts import bar
+from admin.pages.drawing import bar
 from admin.pages.site import Site, arguments
 from admin.watch.history import WHOLE
 from admin.watch.snapshot import ChannelRow, NodeRow, Problem, Snapshot

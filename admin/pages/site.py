@@ -24,8 +24,8 @@ from admin.dashboard import Dashboard, Role
 from admin.graphite import COOKIE as GRAPHS_COOKIE
 from admin.graphite import INTERVALS, GraphiteImages
 from admin.pages import format as shown
+from admin.pages.charts import RANGE_DEFAULT, RANGES, SeriesCharts
 from admin.pages.listing import SIZES
-from admin.pages.series_charts import RANGE_DEFAULT, RANGES, SeriesCharts
 from admin.pages.shared_queries import RecentResults
 from admin.watch.history import Key
 from admin.watch.marks import Mark

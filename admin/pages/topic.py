@@ -11,10 +11,10 @@ from quart import Response
 
 from admin.cluster.shapes import NodeStats
 from admin.cluster.turns import compute, count_rows
+from admin.pages.charts import SeriesCharts
 from admin.pages.listing import Column, clients_listing, make_listing
 from admin.pages.merging import ClusterView, QueueMetrics, channel_view, topic_view
 from admin.pages.messages import PeekSupport
-from admin.pages.series_charts import SeriesCharts
 from admin.pages.settings import SettingsQueries, StoredHow
 from admin.pages.shared_queries import nodes_of_topic
 from admin.pages.site import Site, arguments

@@ -12,9 +12,9 @@ from quart import Response
 
 from admin.cluster.queries import AllFailed, QueryResult
 from admin.cluster.turns import compute
+from admin.pages.charts import SeriesCharts
 from admin.pages.format import number, when
 from admin.pages.listing import Column, Listing, make_listing
-from admin.pages.series_charts import SeriesCharts
 from admin.pages.shared_queries import answering_node_has, lookup_waits
 from admin.pages.site import Site, arguments
 from admin.watch.history import channel_key, topic_key

@@ -74,23 +74,9 @@ document.body.addEventListener("htmx:afterRequest", (event) => {
 document.addEventListener("visibilitychange", () => {
   if (!document.hidden && missed && !paused) refresh();
 });
-// Who has paused one page wants the next one paused as well, in this tab.
-function pause(on) {
-  paused = on;
-  state.setAttribute("aria-pressed", String(paused));
-  try {
-    sessionStorage.setItem("paused", paused ? "yes" : "");
-  } catch {
-    // It holds for this page only.
-  }
-}
-try {
-  if (state && sessionStorage.getItem("paused")) pause(true);
-} catch {
-  // Nothing is remembered.
-}
 state?.addEventListener("click", () => {
-  pause(!paused);
+  paused = !paused;
+  state.setAttribute("aria-pressed", String(paused));
   showState(paused ? "paused" : "live", paused ? "Paused" : "Live");
   if (!paused) refresh();
 });

@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ET
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admin.pages.charts import Line, bar, chart, sparkline
+from admin.pages.drawing import Line, bar, chart, sparkline
 
 POINTS = st.lists(st.one_of(st.none(), st.floats()), max_size=400)
 

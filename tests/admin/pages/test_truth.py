@@ -248,8 +248,7 @@ def hang(found: Pages) -> None:
 async def test_the_title_and_the_icon_tell_the_state(autojump_clock: MockClock) -> None:
     """On the second screen, too."""
     nodes = cluster()
-    assert nodes.topics[DEAD]
-    nodes.topics[DEAD].pop()
+    nodes.topics[DEAD] = nodes.topics["one:4151"]
     async with pages(nodes) as found:
         await polled(found, 2)
         page = await found.page("/topics")
