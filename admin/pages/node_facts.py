@@ -38,7 +38,9 @@ class NodeFacts:
 def node_facts(row: NodeRow | None, vitals: Vitals | None, now_s: float) -> NodeFacts:
     """The figures of a node, from the last reading of its /metrics."""
     facts = []
-    if row is not None and row.start_time:
+    if row is None or not (row.up or vitals):
+        return NodeFacts([], None)
+    if row.start_time:
         up = ago(row.start_time, now_s) if row.up else UNKNOWN
         facts.append(Fact("Uptime", up, f"since {since(row.start_time, now_s)} UTC"))
     if vitals is None:
@@ -53,7 +55,7 @@ def node_facts(row: NodeRow | None, vitals: Vitals | None, now_s: float) -> Node
     log_bytes = value("nsqd_log_disk_bytes")
     if log_bytes is not None:
         facts.append(Fact("Logs on disk", _size(log_bytes)))
-    if row is not None:
+    if row.up:
         note = f"of {number(row.depth)}"
         facts.append(Fact("Messages on disk", number(row.backend_depth), note))
     http = number(value("nsqd_http_connections"))

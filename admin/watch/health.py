@@ -16,6 +16,7 @@ import trio
 
 from admin.watch.history import History, Key, channel_key, topic_key
 from admin.watch.node_health import channel_link, node_problems, queue_problems, span
+from admin.watch.requests import reason
 from admin.watch.snapshot import (
     ChannelRow,
     NodeRow,
@@ -118,7 +119,7 @@ def _of_lookupds(snapshot: Snapshot) -> Iterator[Problem]:
 
 
 def _sentence(text: str) -> str:
-    return f"{text[:300].rstrip('.')}."
+    return f"{reason(text, named=True)[:300].rstrip('.')}."
 
 
 def _of_node(row: NodeRow, now_s: float) -> Iterator[Problem]:

@@ -16,6 +16,9 @@ PATIENCE_S: Final[Mapping[str, float]] = {
     "node-unregistered": 30.0,
     # Consumers look for nodes once a minute by default.
     "channel-node-unserved": 90.0,
+    # Two readings of /metrics: a short time of much work is usual.
+    "node-late": 90.0,
+    "node-fsync": 90.0,
 }
 """How long a problem of a kind exists before it is shown, in seconds."""
 REMEMBERED_S: Final = 120.0

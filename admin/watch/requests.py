@@ -88,9 +88,12 @@ async def poll_stats(node: str, body: bytes) -> NodeMetrics:
     return NodeMetrics(head.version, head.health, head.start_time, topics, head.draining)
 
 
-_REQUEST: Final = re.compile(r'^(?:Get|Post) "[^"]*": ')
+_REQUEST: Final = re.compile(r'^(?:Get|Post) "(?:https?://)?([^/"]*)[^"]*": ')
 
 
-def reason(error: object) -> str:
-    """The text of an error without the request, which says nothing to an operator."""
-    return _REQUEST.sub("", str(error))
+def reason(error: object, *, named: bool = False) -> str:
+    """The text of an error without the request, which says nothing to an operator.
+
+    ``named``: with the address of the peer.
+    """
+    return _REQUEST.sub(r"\1: " if named else "", str(error))

@@ -193,13 +193,18 @@ def vitals_of(reading: Reading, before: Reading | None, at_s: float) -> Vitals:
         ages,
         refused=max(0, int(refused)) if before is not None else 0,
         overflowed=overflowed,
-        lag_p99_s=_percentile([_LAG], reading, old),
-        fsync_p99_s=_percentile(_FSYNCS, reading, old),
+        lag_p99_s=_percentile([_LAG], reading, before),
+        fsync_p99_s=_percentile(_FSYNCS, reading, before),
     )
 
 
-def _percentile(names: Iterable[str], now: Reading, before: Reading) -> float | None:
-    """The upper bound of the bucket with the 99th percentile, in seconds."""
+def _percentile(names: Iterable[str], now: Reading, before: Reading | None) -> float | None:
+    """The upper bound of the bucket with the 99th percentile, in seconds.
+
+    None without a reading before: a start is slow.
+    """
+    if before is None:
+        return None
     counts: dict[float, float] = {}
     for name in names:
         old = before.buckets.get(name, {})
