@@ -101,9 +101,9 @@ class Counters:
 
     def rates(self, key: Key, now: Counted) -> Rates | None:
         """Rates of a topic or channel since the last answer; None if there was none."""
-        now = Counted(
-            max(0, now.messages), now.held, max(0, now.requeues), max(0, now.timeouts), now.finished
-        )
+        if now.messages < 0 or now.requeues < 0 or now.timeouts < 0:
+            messages, requeues = max(0, now.messages), max(0, now.requeues)
+            now = Counted(messages, now.held, requeues, max(0, now.timeouts), now.finished)
         topic, channel = key
         self._now.setdefault(topic, {})[channel] = now
         elapsed_s = self._elapsed_s

@@ -114,8 +114,8 @@ _LINE: Final = re.compile(
 )
 # Names of topics and channels need no escapes.
 _LABEL: Final = re.compile(r'([a-z]+)="([^"]*)"')
-# Read per turn of the event loop: some hundred lines.
-_TURN_BYTES: Final = 64 * 1024
+# Read per turn of the event loop: a hundred lines or two.
+_TURN_BYTES: Final = 16 * 1024
 # More are ignored: a peer may send anything.
 _MAX_LABELLED: Final = 1_000
 
