@@ -8,6 +8,8 @@ import pytest
 import trio
 import trio.testing
 
+from admin.watch.node import WatchedNode
+from admin.watch.snapshot import NodeRow, Restart
 from tests.admin.watch.fakes import (
     SAID,
     START,
@@ -126,3 +128,13 @@ async def test_a_state_file_that_makes_no_sense_is_moved_aside(body: bytes, tmp_
         assert list(found.nodes) == ["good1:4151"]
     assert (tmp_path / "state.bad").read_bytes() == body
     assert b"good1" in path.read_bytes()
+
+
+def test_what_consumers_may_have_finished_is_not_missing() -> None:
+    """Between the last answer and the restart, at the last rate: a proper restart is no alarm."""
+    node = WatchedNode(good().producer())
+    node.answered = NodeRow(answered_s=START + 10.0, rate_out=2.0)
+    node.note_restart((100, 50), START + 20)
+    assert node.restart == Restart(START + 20.0, 100, 30)
+    node.note_restart((100, 50), START + 60)
+    assert node.restart == Restart(START + 60.0, 100, 0)
