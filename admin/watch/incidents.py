@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+import trio
+
 from admin.watch.health import rank
 from admin.watch.snapshot import Problem
 
@@ -24,6 +26,8 @@ PATIENCE_S: Final[Mapping[str, float]] = {
 REMEMBERED_S: Final = 120.0
 """A problem that comes back within this time did not end."""
 _MAX_INCIDENTS: Final = 20_000
+# Problems dated per turn of the event loop: a millisecond.
+_PER_TURN: Final = 200
 
 Key = tuple[str, str]
 
@@ -42,10 +46,15 @@ class Incidents:
         """Continue with what `state` returned."""
         self._times = {(kind, where): (began, seen) for kind, where, began, seen in state}
 
-    def date(self, problems: Iterable[Problem], now_s: float) -> list[Problem]:
-        """The problems, each with the time when it began; too young ones are left out."""
+    async def date(self, problems: Iterable[Problem], now_s: float) -> list[Problem]:
+        """The problems, each with the time when it began; too young ones are left out.
+
+        Other tasks get their turn in between.
+        """
         dated = []
-        for problem in problems:
+        for number, problem in enumerate(problems):
+            if number % _PER_TURN == 0:
+                await trio.lowlevel.checkpoint()
             key = problem.kind, problem.where
             began_s, seen_s = self._times.get(key, (now_s, now_s))
             if now_s - seen_s > REMEMBERED_S:

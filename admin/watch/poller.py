@@ -20,6 +20,7 @@ import trio
 
 from admin.cluster.queries import Cluster
 from admin.cluster.shapes import Producer
+from admin.cluster.turns import compute
 from admin.options import NsqadminOptions
 from admin.upstream import UpstreamError
 from admin.watch.archive import Archive
@@ -282,7 +283,8 @@ class Poller:
             if node.vitals is not None:
                 snapshot.vitals[name] = node.vitals
         found = await problems(snapshot, self.history)
-        snapshot.problems = grouped(self.incidents.date(found, snapshot.taken_s))
+        dated = await self.incidents.date(found, snapshot.taken_s)
+        snapshot.problems = await compute(len(dated), lambda: grouped(dated))
         self.snapshot = snapshot
         for observer in self.observers:
             observer(snapshot)

@@ -232,20 +232,20 @@ def problem(kind: str, where: str = "t / c", severity: Any = "warning") -> Probl
     return Problem(severity, f"{kind}.", where, "/", kind)
 
 
-def test_since_when() -> None:
+async def test_since_when() -> None:
     """A problem that comes back soon did not end; some are told only if they last."""
     incidents = Incidents()
-    assert [each.since_s for each in incidents.date([problem("a")], 100.0)] == [100.0]
-    assert incidents.date([], 150.0) == []
-    assert [each.since_s for each in incidents.date([problem("a")], 200.0)] == [100.0]
+    assert [each.since_s for each in await incidents.date([problem("a")], 100.0)] == [100.0]
+    assert await incidents.date([], 150.0) == []
+    assert [each.since_s for each in await incidents.date([problem("a")], 200.0)] == [100.0]
     again = Incidents()
     again.restore(incidents.state())
-    incidents.date([], 200.0 + 2 * REMEMBERED_S)
+    await incidents.date([], 200.0 + 2 * REMEMBERED_S)
     assert incidents.state() == []
-    assert [each.since_s for each in again.date([problem("a")], 210.0)] == [100.0]
+    assert [each.since_s for each in await again.date([problem("a")], 210.0)] == [100.0]
     kind, patience_s = "node-unregistered", PATIENCE_S["node-unregistered"]
-    assert again.date([problem(kind)], 300.0) == []
-    assert [each.kind for each in again.date([problem(kind)], 300.0 + patience_s)] == [kind]
+    assert await again.date([problem(kind)], 300.0) == []
+    assert [each.kind for each in await again.date([problem(kind)], 300.0 + patience_s)] == [kind]
 
 
 def test_a_place_has_one_line() -> None:
