@@ -78,7 +78,7 @@ def _size(size: float | None) -> str:
 
 def _late(name: str, p99_s: float | None, limit_s: float) -> Fact:
     if p99_s is None:
-        return Fact(name, UNKNOWN, "none in the last minute")
+        return Fact(name, UNKNOWN, "none measured")
     text = "< 1ms" if p99_s <= _BELOW_S else f"\u2264 {duration_s(p99_s)}"
     return Fact(name, text, "99 % in the last minute", p99_s > limit_s)
 
