@@ -1,4 +1,4 @@
-// The values under the pointer in a chart, and with the arrow keys. Charts are drawn by the server.
+// The values under the pointer in a chart. Charts are drawn by the server, and are there without this.
 
 const SVG_MARK_SHARE = 0.012;
 
@@ -38,14 +38,24 @@ function hide(chart) {
   chart.querySelector(".cursor").setAttribute("visibility", "hidden");
 }
 
-document.addEventListener("pointermove", (event) => {
-  const plot = event.target.closest?.(".chart .plot");
+let pointer = null;
+
+function follow() {
+  if (!pointer) return;
+  const plot = document.elementFromPoint(pointer.x, pointer.y)?.closest(".chart .plot");
   for (const chart of document.querySelectorAll(".chart")) {
-    if (!chart.contains(plot)) {
+    if (!chart.contains(plot ?? null)) {
       if (chart.querySelector(".chart-at")?.textContent) hide(chart);
       continue;
     }
     const box = plot.getBoundingClientRect();
-    show(chart, Math.min(Math.max((event.clientX - box.left) / box.width, 0), 1));
+    show(chart, Math.min(Math.max((pointer.x - box.left) / box.width, 0), 1));
   }
+}
+
+document.addEventListener("pointermove", (event) => {
+  pointer = { x: event.clientX, y: event.clientY };
+  follow();
 });
+// The pointer rests while a new chart takes the place of the old one.
+document.body.addEventListener("htmx:afterSwap", follow);
