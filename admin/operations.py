@@ -132,6 +132,10 @@ class Operations:
             await self._take([delete], warnings)
         return warnings
 
+    def note_forgotten(self, node: str) -> None:
+        """Tell the observers that the sender of the request had a dead node forgotten."""
+        self._notify_observers("forget_node", (), node=node)
+
     async def _create(self, topic: str, channel: str, warnings: list[str]) -> None:
         if self._cluster.is_direct:
             return

@@ -133,6 +133,7 @@ REQUIRED_ROLES: Final[Mapping[str, Role]] = {
     "POST /do/empty": _ADMIN,
     "POST /do/delete": _ADMIN,
     "POST /do/tombstone": _ADMIN,
+    "POST /do/forget": _ADMIN,
 }
 """By method and registered path, below the base path. Other paths require an admin."""
 

@@ -1,9 +1,11 @@
 """The pages for browsers: HTML made on the server, kept live by htmx where there is script.
 
-- `format`, `bodies`, `charts`, `listing`, `merging`: numbers, messages, drawings, tables, sums
+- `format`, `bodies`, `listing`, `merging`: numbers, messages, tables, sums
+- `drawing`, `charts`: lines as SVG, and those of a series of the history
 - `settings`: what nodes say of their engines
 - `shared_queries`: what several pages ask, once a second for all viewers
 - `site`: the frame of all pages, and error pages
+- `node_list`, `node_facts`: what pages of nodes show
 - `overview`, `topics`, `topic`, `nodes`, `messages`, `account`: the pages
 - `forms`: what users do by them
 

@@ -75,8 +75,10 @@ class TopicPages:
         result = await self._site.recent.get(("topic", topic), lambda: self._query_topic(topic))
         if result.is_unheard_of:
             return self._missing("topic", topic, await self._near_topics(topic))
-        history, snapshot = self._poller.history, self._poller.snapshot
-        drawing = SeriesCharts(history, topic_key(topic))
+        history, snapshot = self._poller.history, await self._poller.current()
+        row = snapshot.topics.get(topic) if snapshot else None
+        marks = self._poller.marks.of_topic(topic, "", result.nodes)
+        drawing = self._site.charts(topic_key(topic), marks)
         every = result.view.channels_list
         query, path = arguments(), self._site.url("topics", topic)
         channels = await compute(
@@ -89,8 +91,8 @@ class TopicPages:
             await trio.lowlevel.checkpoint()
             key = channel_key(topic, channel.name)
             channel.spark = SeriesCharts(history, key).depth_spark()
-            row = snapshot.channels.get((topic, channel.name)) if snapshot else None
-            channel.rate_out = row.rate_out if row else None
+            of_channel = snapshot.channels.get((topic, channel.name)) if snapshot else None
+            channel.rate_out = of_channel.rate_out if of_channel else None
         return self._site.page(
             "topic.html",
             topic,
@@ -101,10 +103,17 @@ class TopicPages:
             stored=result.stored,
             channels=channels,
             nobody=result.nobody,
-            row=snapshot.topics.get(topic) if snapshot else None,
+            row=row,
             sparks=drawing.sparks,
-            depth_chart=drawing.depth_chart(),
-            rate_chart=drawing.rate_chart(),
+            charts=drawing.cards(
+                depth=None
+                if result.view.is_unknown or result.error
+                else result.view.depth + result.view.channels_depth,
+                at_least=bool(result.view.silent),
+                rate_in=row.rate_in if row else None,
+                rate_out=row.rate_out if row else None,
+                quantiles=snapshot.latencies.get((topic, ""), ()) if snapshot else (),
+            ),
             window=drawing.window(),
             warnings=result.warnings,
             error=result.error,
@@ -120,14 +129,16 @@ class TopicPages:
             return response
         key = ("channel", topic, channel)
         result = await self._site.recent.get(key, lambda: self._query_topic(topic, channel))
-        snapshot, history = self._poller.snapshot, self._poller.history
+        history, snapshot = self._poller.history, await self._poller.current()
         if result.is_unheard_of or (result.nobody and result.nodes):
             others = [name for of, name in snapshot.channels if of == topic] if snapshot else []
             near = [
                 (name, self._site.url("topics", topic, name)) for name in _near(channel, others)
             ]
             return self._missing("channel", f"{topic} / {channel}", near)
-        drawing = SeriesCharts(history, channel_key(topic, channel))
+        row = snapshot.channels.get((topic, channel)) if snapshot else None
+        marks = self._poller.marks.of_topic(topic, channel, result.nodes)
+        drawing = self._site.charts(channel_key(topic, channel), marks)
         query = arguments()
         clients = (
             (node.node, node.hostname, topic, channel, client)
@@ -155,10 +166,16 @@ class TopicPages:
             view=result.view,
             nobody=result.nobody,
             missing=not any(not node.error for node in result.view.nodes),
-            row=snapshot.channels.get((topic, channel)) if snapshot else None,
+            row=row,
             sparks=drawing.sparks,
-            depth_chart=drawing.depth_chart(),
-            rate_chart=drawing.rate_chart(),
+            charts=drawing.cards(
+                came="received",
+                depth=None if view.is_unknown or result.error else view.depth,
+                at_least=bool(view.silent),
+                rate_in=row.rate_in if row else None,
+                rate_out=row.rate_out if row else None,
+                quantiles=snapshot.latencies.get((topic, channel), ()) if snapshot else (),
+            ),
             listing=listing,
             applied=result.applied,
             trend="" if view.is_unknown else trend,

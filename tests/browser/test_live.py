@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -53,8 +54,16 @@ def test_figures_and_charts_follow_without_a_reload(at: Tab, cluster: Cluster) -
     cluster.publish(1, "flow", b"y", b"z")
     expect(waiting).to_have_text("7")
     chart = page.get_by_role("region", name="Depth over time")
-    expect(chart).to_contain_text("waiting 7")
-    expect(chart.get_by_role("img", name="waiting now 7")).to_be_visible()
+    expect(chart).to_contain_text("depth 7")
+    plot = chart.get_by_role("img", name="depth now 7")
+    expect(plot).to_be_visible()
+    plot.hover()
+    expect(chart.locator(".chart-at")).to_have_text(re.compile(r"^\d\d:\d\d:\d\d UTC · depth \d"))
+    cluster.publish(0, "flow", b"z")
+    expect(chart).to_contain_text("depth 8")
+    expect(chart.locator(".chart-at")).to_have_text(re.compile(r"^\d\d:\d\d:\d\d UTC · depth \d"))
+    page.mouse.move(0, 0)
+    expect(chart.locator(".chart-at")).to_have_text("")
     assert stayed(page)
     screenshot(page, "live-topic")
 

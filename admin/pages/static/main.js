@@ -103,6 +103,39 @@ state?.addEventListener("click", () => {
   if (!paused) refresh();
 });
 
+// --- age, title and icon -----------------------------------------------------------------------
+
+// The age of the figures counts on while no new ones come, and is red when they are old.
+let taken = null;
+let takenAt = 0;
+
+function showStatus() {
+  const status = find("#status");
+  const age = find("#age");
+  if (!status || !age) return;
+  const { taken: at, age: passed, late, alarms, critical } = status.dataset;
+  if (at !== taken) {
+    taken = at;
+    takenAt = performance.now() - Number(passed) * 1000;
+    document.title = (Number(alarms) ? `(${alarms}) ` : "") + document.title.replace(/^\(\d+\) /, "");
+    const icon = find("#icon");
+    const href = critical === "yes" ? icon.dataset.bad : icon.dataset.good;
+    if (icon.getAttribute("href") !== href) icon.setAttribute("href", href);
+  }
+  const seconds = Math.max(0, Math.round((performance.now() - takenAt) / 1000));
+  age.classList.toggle("late", seconds > Number(late));
+  age.textContent = `Updated ${ago(seconds)} ago`;
+}
+
+function ago(seconds) {
+  if (seconds < 120) return `${seconds} s`;
+  return seconds < 7200 ? `${Math.floor(seconds / 60)} min` : `${Math.floor(seconds / 3600)} h`;
+}
+
+showStatus();
+if (find("#status")) setInterval(showStatus, 1000);
+document.body.addEventListener("htmx:afterSwap", showStatus);
+
 // --- the stream of ticks -----------------------------------------------------------------------
 
 // After a refusal the next try comes twice as late as the last one.
