@@ -1,7 +1,7 @@
 # make run | test | soak [SHORT=1] | test-pythons | check-install | lint | bench [ORIGINAL=dir]
 # | capacity | stalls | simulate [SEEDS=n] | simulate-mutants | sweep | sweep-mutants | mutants
-# | drill | drill-kill | drill-repeats | drill-cluster | drill-spark | fuzz | hostile | interop ORIGINAL=dir
-# | format | lock | clean | man
+# | drill | drill-kill | drill-repeats | drill-cluster | drill-spark | fuzz | hostile
+# | interop ORIGINAL=dir [GO_NSQ=dir] [NSQJS=dir] | format | lock | clean | man | docs
 # Each sets up what it needs; a second time that costs nothing.
 
 PY := .venv/bin/python
@@ -81,6 +81,12 @@ check-install: $(INSTALLED)
 man: $(INSTALLED)
 	@$(PY) -m trionsq.local.main manual build/man
 
+# The pages of docs/ as a site in build/site. A warning, or a link that leads nowhere, is an error.
+.PHONY: docs
+docs: $(INSTALLED)
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs --quiet build $(ARGS)
+	@echo build/site/index.html
+
 format: $(INSTALLED)
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
@@ -154,18 +160,19 @@ hostile: $(INSTALLED)
 mutants: $(INSTALLED)
 	$(PY) -m tests.mutants $(ARGS)
 
-# A mixed cluster with the original's programs, whose folder is given.
+# A mixed cluster with the original's programs, whose folder is given; the suites of clients in other
+# languages, where Go and Node are and GO_NSQ=dir, NSQJS=dir name the sources of these clients.
 interop: $(INSTALLED)
-	ORIGINAL=$(ORIGINAL) $(PY) -m pytest tests/interop $(ARGS)
+	ORIGINAL=$(ORIGINAL) GO_NSQ=$(GO_NSQ) NSQJS=$(NSQJS) $(PY) -m pytest tests/interop $(ARGS)
 
 # Pins anew what pyproject.toml allows, then, of that, what the images install; needs uv
 # (pip install uv).
 PIN := uv pip compile --quiet --universal --python-version 3.11 --custom-compile-command 'make lock'
 lock:
-	$(PIN) --upgrade --group dev --output-file requirements-dev.txt pyproject.toml
-	$(PIN) --upgrade --generate-hashes --constraint requirements-dev.txt \
+	$(PIN) --upgrade --extra all --group dev --output-file requirements-dev.txt pyproject.toml
+	$(PIN) --upgrade --generate-hashes --constraint requirements-dev.txt --extra server \
 		--output-file requirements.txt pyproject.toml
-	$(PIN) --upgrade --generate-hashes --constraint requirements-dev.txt --extra spark \
+	$(PIN) --upgrade --generate-hashes --constraint requirements-dev.txt --extra all \
 		--output-file deploy/requirements-spark.txt pyproject.toml
 
 clean:

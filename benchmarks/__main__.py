@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from benchmarks.build import BuildError, build
 from benchmarks.folders import data_base, file_system
@@ -18,6 +18,7 @@ from benchmarks.generator import Bench, MeasureError
 from benchmarks.logrows import LOG_ROWS
 from benchmarks.measure import message_counts, run_row
 from benchmarks.pipelines import SPARK_ROWS
+from benchmarks.policies import POLICY_ROWS
 from benchmarks.report import Result, document, machine, table, versions
 from benchmarks.rows import ROWS, Row
 from benchmarks.servers import FLOOR, ORIGINAL, OURS, ServerError, kinds
@@ -25,6 +26,9 @@ from benchmarks.servers import FLOOR, ORIGINAL, OURS, ServerError, kinds
 
 def _names(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
+
+
+ALL_ROWS: Final = (*ROWS, *LOG_ROWS, *POLICY_ROWS)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -45,10 +49,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _chosen_rows(names: Sequence[str] | None) -> list[Row]:
-    by_name = {row.name: row for row in (*ROWS, *LOG_ROWS, *SPARK_ROWS)}
+    by_name = {row.name: row for row in (*ALL_ROWS, *SPARK_ROWS)}
     if unknown := set(names or ()) - by_name.keys():
         raise SystemExit(f"no such row: {', '.join(sorted(unknown))}; --list names them")
-    return [by_name[name] for name in names] if names else [*ROWS, *LOG_ROWS]
+    return [by_name[name] for name in names] if names else [*ALL_ROWS]
 
 
 def _chosen_servers(arguments: argparse.Namespace) -> list[str]:
@@ -113,7 +117,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run what the command line asks for; 1 when a row failed, 2 when nothing could start."""
     arguments = _parser().parse_args(argv)
     if arguments.list:
-        print("\n".join(f"{row.name:18}{row.title}" for row in (*ROWS, *LOG_ROWS, *SPARK_ROWS)))
+        print(
+            "\n".join(
+                f"{row.name:18}{row.title}" for row in (*ROWS, *LOG_ROWS, *POLICY_ROWS, *SPARK_ROWS)
+            )
+        )
         return 0
     _raise_file_limit()
     base = data_base(arguments.data)

@@ -63,7 +63,8 @@ def _consume(bench: Bench, row: Row, server: Server, name: str, messages: int) -
 def _run_program(server: Server, name: str, messages: int, size: int) -> dict[str, Any]:
     """One program of `clients`; killed once the server has each FIN, or after 60 s."""
     order = (f"127.0.0.1:{server.tcp_port}", TOPIC, CONSUMED, str(messages))
-    command = [sys.executable, "-m", f"benchmarks.clients.{name}", *order]
+    module, _, world = name.partition(":")
+    command = [sys.executable, "-m", f"benchmarks.clients.{module}", *order, *filter(None, [world])]
     cpu_s = server.cpu_s()
     with tempfile.TemporaryFile() as complaints:
         process = subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=complaints)

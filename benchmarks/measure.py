@@ -8,6 +8,7 @@ from benchmarks.disk import run_beside, run_start
 from benchmarks.generator import CHANNEL, CONSUMED, TOPIC, Bench, MeasureError, run_load
 from benchmarks.onlog import run_on_log
 from benchmarks.pipelines import run_sink, run_spark
+from benchmarks.policies import run_with_policy
 from benchmarks.rows import Row, Run
 from benchmarks.servers import FLOOR, ORIGINAL, OURS, Server, ServerError
 from benchmarks.upgraded import run_upgraded
@@ -42,6 +43,8 @@ def run_row(bench: Bench, row: Row, kind: str, messages: int) -> Run:
         return run_spark(bench, row, kind, messages)
     if row.procedure == "client":
         return run_client(bench, row, kind, messages)
+    if row.procedure == "policy":
+        return run_with_policy(bench, row, messages)
     if row.procedure.startswith("log-"):
         return run_on_log(bench, row, messages)
     with bench.kinds.start(kind, _server_options(row, kind, messages)) as server:

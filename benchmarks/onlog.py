@@ -20,7 +20,7 @@ from benchmarks.logread import read_both_forms
 from benchmarks.rows import Row, Run
 from benchmarks.servers import OURS, Server, ServerError
 
-__all__ = ["run_on_log"]
+__all__ = ["MEMORY", "load_server", "run_on_log"]
 
 LOG: Final = ("--storage=log", "--durability=always")
 MEMORY: Final = ("--mem-queue-size=10000000",)
@@ -49,12 +49,12 @@ def run_on_log(bench: Bench, row: Row, messages: int) -> Run:
     if what == "loop":
         with bench.kinds.folder() as folder:
             beside = {"loop": _bare_loop(folder / "loop", bench.seconds)}
-        return {**_load(bench, row, LOG, messages), "beside": beside}
+        return {**load_server(bench, row, LOG, messages), "beside": beside}
     if what == "topics":
-        one = _load(bench, row, LOG, messages, topics=1)
-        return {**_load(bench, row, LOG, messages), "beside": {"one-topic": one}}
-    memory = _load(bench, row, MEMORY, messages)
-    return {**_load(bench, row, LOG, messages), "beside": {"memory": memory}}
+        one = load_server(bench, row, LOG, messages, topics=1)
+        return {**load_server(bench, row, LOG, messages), "beside": {"one-topic": one}}
+    memory = load_server(bench, row, MEMORY, messages)
+    return {**load_server(bench, row, LOG, messages), "beside": {"memory": memory}}
 
 
 def _or_last_lines(server: Server, work: Any) -> Run:
@@ -65,7 +65,7 @@ def _or_last_lines(server: Server, work: Any) -> Run:
     return run
 
 
-def _load(
+def load_server(
     bench: Bench, row: Row, options: Sequence[str], messages: int, **others: int
 ) -> dict[str, Any]:
     """One load on a fresh server; for a consumer, of messages that are there already."""

@@ -155,6 +155,11 @@ def _client(name: str, title: str, metrics: tuple[Metric, ...], **fields: Any) -
     return Row(name, title, "consume", options, figures, procedure="client", floor=False, **fields)
 
 
+def _our_client_in(way: str, world: str) -> Row:
+    title = f"our consumer by {way}, on {world}, at RDY 2500"
+    return _client(f"client-{way}-{world}", title, (), client=f"{way}:{world}", pilot=100_000)
+
+
 def _our_client(way: str, title: str, target: float | None) -> Row:
     metric = Metric("of-reader", "of C reader", _of_reader, target, absolute=True)
     return _client(f"client-{way}", title, (metric,), client=way, beside=("reader",), pilot=100_000)
@@ -406,6 +411,12 @@ ROWS: tuple[Row, ...] = (
     ),
     _our_client("batches", "our consumer.batches() at RDY 2500", 0.3),
     _our_client("messages", "our consumer, message by message, at RDY 2500", None),
+    *(
+        _our_client_in(way, world)
+        for world in ("asyncio", "uvloop")
+        for way in ("batches", "messages")
+    ),
+    _our_client("threads", "our blocking consumer, one thread, at RDY 2500", None),
     *(_foreign_client(name) for name, module in FOREIGN.items() if find_spec(module)),
     *RECEIVER,
 )

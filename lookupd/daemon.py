@@ -17,12 +17,14 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from typing import Final
 
 import trio
 
 from lookupd.api import lookupd_app
 from lookupd.options import NsqlookupdOptions
+from lookupd.registrars import Registrars
 from lookupd.registry import Registry
 from lookupd.session import Session
 from lookupd.turns import sweep
@@ -70,8 +72,10 @@ class Lookupd:
         tcp_port, http_port: where it listens; 0: nowhere, -1: on a unix socket.
     """
 
-    def __init__(self, options: NsqlookupdOptions) -> None:
+    def __init__(self, options: NsqlookupdOptions, users: Authenticator | None = None) -> None:
+        """``users``: of --acl-file."""
         self.options = options
+        self._registrars = Registrars(users)
         self.registry = Registry(
             options.inactive_producer_timeout_ns, options.tombstone_lifetime_ns
         )
@@ -87,8 +91,11 @@ class Lookupd:
 
     async def serve(self, stream: trio.abc.HalfCloseableStream, remote_address: str) -> None:
         """Speak V1 on a stream until either side closes it."""
-        session = Session(self.registry, remote_address, self._identity())
-        await serve_session(stream, session, self.now_ns)
+        registrars = self._registrars
+        with registrars.connection() as scope:
+            admits = partial(registrars.admit, scope, remote_address)
+            session = Session(self.registry, remote_address, self._identity(), admits)
+            await serve_session(stream, session, self.now_ns)
 
     async def serve_socket(self, accepted: socket.socket) -> None:
         """Serve one connection. An error ends this connection only."""
@@ -139,12 +146,12 @@ async def running_nsqlookupd(options: NsqlookupdOptions) -> AsyncIterator[Lookup
     with ExitStack() as sockets:
         tcp = await _open(options.tcp_address, sockets)
         http = await _open(options.http_address, sockets)
-        lookupd = Lookupd(options)
-        lookupd.tcp_port, lookupd.http_port = _announce("TCP", tcp), _announce("HTTP", http)
-        gate = Gate.of(options, options.broadcast_address)
         users: Authenticator | None = None
         if options.acl_file:
             users = Authenticator(AclFile(options.acl_file), trusts_certificates=False)
+        lookupd = Lookupd(options, users)
+        lookupd.tcp_port, lookupd.http_port = _announce("TCP", tcp), _announce("HTTP", http)
+        gate = Gate.of(options, options.broadcast_address)
         app = lookupd_app(
             lookupd.registry, options, lookupd.now_ns, lookupd.loop_lag_s, gate, users
         )

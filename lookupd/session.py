@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Final
 
+from lookupd.registrars import read_token
 from lookupd.registry import (
     MissingFieldsError,
     Producer,
@@ -66,11 +67,19 @@ class Session:
         registry: where it registers.
     """
 
-    def __init__(self, registry: Registry, remote_address: str, identity: bytes) -> None:
-        """``identity`` is the JSON text that answers an IDENTIFY."""
+    def __init__(
+        self,
+        registry: Registry,
+        remote_address: str,
+        identity: bytes,
+        admits: Callable[[str], bool] = lambda token: True,
+    ) -> None:
+        """``identity`` is the JSON text that answers an IDENTIFY; ``admits`` tells whether the nsqd
+        with a token may register."""
         self.registry = registry
         self._remote_address = remote_address
         self._identity = identity
+        self._admits = admits
         self._producer: Producer | None = None
         self._awaited = _Awaited.MAGIC
         self._buffer = bytearray()
@@ -209,11 +218,13 @@ class Session:
 
     def _identify(self, body: bytes, now_ns: int) -> None:
         try:
-            announced = read_announced(body)
+            announced, token = read_announced(body), read_token(body)
         except MissingFieldsError as error:
             raise _FatalError(f"E_BAD_BODY {error}".encode()) from None
         except ValueError:
             raise _FatalError(b"E_BAD_BODY IDENTIFY failed to decode JSON body") from None
+        if not self._admits(token):
+            raise _FatalError(b"E_UNAUTHORIZED IDENTIFY needs the token of an nsqd")
         self._producer = Producer(self._remote_address, announced, now_ns)
         self.registry.add_producer(self._producer)
         log.info(

@@ -35,9 +35,10 @@ for python in $(candidates); do
         # What the suites need of requirements-dev.txt; Spark, Chromium and foreign clients they do not.
         "$venv/bin/python" -m pip --quiet --disable-pip-version-check install \
             --constraint requirements-dev.txt hatchling editables pytest pytest-trio pytest-xdist \
-            hypothesis trustme
+            hypothesis trustme \
+            pydantic taskiq opentelemetry-sdk fastapi django uvloop gunicorn
         "$venv/bin/python" -m pip --quiet --disable-pip-version-check install \
-            --constraint requirements-dev.txt --no-build-isolation --editable .
+            --constraint requirements-dev.txt --no-build-isolation --editable '.[server]'
         cp requirements-dev.txt "$venv/.installed"
     fi
     # shellcheck disable=SC2086

@@ -28,7 +28,7 @@ def test_the_wheel_holds_exactly_the_four_packages(tmp_path: Path) -> None:
     packages = {"trionsq", "lookupd", "admin", "pipelines"}
     assert top == packages | {"pyspark_nsq.py"}
     assert {f"{package}/py.typed" for package in packages} <= set(names)
-    assert "nsqd = trionsq.local.nsqd:main" in scripts
+    assert "nsqd = trionsq.local.programs:nsqd" in scripts
     pages = ROOT / "admin" / "pages"
     shown = {f"admin/pages/{file.relative_to(pages)}" for file in pages.rglob("*.*")}
     assert {name for name in shown if "__pycache__" not in name} <= set(names)
@@ -64,8 +64,9 @@ def test_the_programs_run_from_the_wheel(tmp_path: Path) -> None:
 
 def _dependencies() -> dict[str, Requirement]:
     with (ROOT / "pyproject.toml").open("rb") as file:
-        told = tomllib.load(file)["project"]["dependencies"]
-    return {found.name: found for found in map(Requirement, told)}
+        project = tomllib.load(file)["project"]
+    told = [*project["dependencies"], *project["optional-dependencies"]["server"]]
+    return {found.name: found for found in map(Requirement, told) if found.name != "trionsq"}
 
 
 def test_each_dependency_is_bounded_and_pinned_within_its_bounds() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import trio
+import anyio
 
-from benchmarks.clients.tally import LINGER_S, MAX_IN_FLIGHT, Order, Tally, read_order
+from benchmarks.clients.tally import LINGER_S, MAX_IN_FLIGHT, Order, Tally, run_in_world
 from trionsq.client import Config, Consumer
 
 
@@ -17,15 +17,15 @@ async def main(order: Order) -> None:
     async with Consumer(
         order.topic, order.channel, nsqd_tcp_addresses=where, config=config
     ) as consumer:
-        with trio.move_on_after(LINGER_S) as scope:
+        with anyio.move_on_after(LINGER_S) as scope:
             async for message in consumer:
                 count += 1
                 nbytes += len(message.body)
                 message.finish()
                 if count >= mark:
-                    scope.deadline = trio.current_time() + LINGER_S
+                    scope.deadline = anyio.current_time() + LINGER_S
                     mark = tally.reached(count, nbytes)
 
 
 if __name__ == "__main__":
-    trio.run(main, read_order())
+    run_in_world(main)

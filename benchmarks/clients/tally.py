@@ -9,7 +9,11 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
+
+import anyio
 
 MAX_IN_FLIGHT = 2500
 LINGER_S = 60.0
@@ -34,9 +38,17 @@ class Order:
 
 def read_order() -> Order:
     """The order on the command line: ``host:port topic channel messages``."""
-    address, topic, channel, messages = sys.argv[1:]
+    address, topic, channel, messages = sys.argv[1:5]
     host, _, port = address.rpartition(":")
     return Order(host, int(port), topic, channel, int(messages))
+
+
+def run_in_world(main: Callable[[Order], Coroutine[Any, Any, None]]) -> None:
+    """Run a program of our client on trio, or on what follows the order: asyncio, uvloop."""
+    [world] = sys.argv[5:] or ["trio"]
+    options = {"use_uvloop": True} if world == "uvloop" else {}
+    backend = "trio" if world == "trio" else "asyncio"
+    anyio.run(main, read_order(), backend=backend, backend_options=options)
 
 
 class Tally:

@@ -15,6 +15,7 @@ from benchmarks.stalls.logs import (
     log_topics,
 )
 from benchmarks.stalls.pages import pages
+from benchmarks.stalls.policies import many_policies
 from benchmarks.stalls.queues import (
     deferred,
     empty_disk,
@@ -36,6 +37,7 @@ SHAPES: dict[str, Shape] = {
     "singles": singles,
     "channels": many_channels,
     "topics": many_topics,
+    "policies": many_policies,
     "tiny": tiny_messages,
     "log-publishers": log_publishers,
     "log-consumers": log_consumers,

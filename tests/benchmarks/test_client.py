@@ -28,7 +28,8 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 def test_every_client_has_a_row() -> None:
     """The development environment has all foreign clients, so none is left out unseen."""
-    ours = {"client-batches", "client-messages", "receiver"}
+    ours = {"client-batches", "client-messages", "client-threads", "receiver"}
+    ours |= {f"client-{way}-{w}" for way in ("batches", "messages") for w in ("asyncio", "uvloop")}
     assert CLIENTS.keys() == ours | {f"client-{name}" for name in FOREIGN}
 
 

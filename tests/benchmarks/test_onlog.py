@@ -12,6 +12,7 @@ from benchmarks.generator import Bench
 from benchmarks.logrows import LOG_ROWS
 from benchmarks.measure import run_row
 from benchmarks.onlog import LOG
+from benchmarks.policies import POLICY_ROWS
 from benchmarks.report import Result, table
 from benchmarks.rows import Row
 from benchmarks.servers import OURS, Kinds
@@ -27,7 +28,9 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
     return build(tmp_path_factory.mktemp("build"))
 
 
-@pytest.mark.parametrize("row", smoke({row.name: row for row in LOG_ROWS}, in_short=IN_SHORT))
+@pytest.mark.parametrize(
+    "row", smoke({row.name: row for row in (*LOG_ROWS, *POLICY_ROWS)}, in_short=IN_SHORT)
+)
 def test_each_row_adds_up(programs: Programs, row: Row, tmp_path: Path) -> None:
     """Every row runs against a real nsqd with a log, loses nothing, and its figures are printed."""
     servers = Kinds({OURS: nsqd_command()}, tmp_path)

@@ -326,3 +326,61 @@ async def test_a_channel_keeps_its_pace_over_a_restart(
         await trio.sleep(1)
         assert await drained(broker, "c") == dict.fromkeys(numbered(2), 1)
         assert not await drained(broker, "other")
+
+
+@ENGINES
+@pytest.mark.parametrize("reads", [False, True])
+async def test_what_expires_becomes_a_letter(
+    storage: str, reads: bool, autojump_clock: MockClock
+) -> None:
+    """Whether anybody reads or not; and a consumer of the dead-letter topic gets it, however old it
+    is, although the policy is of that topic, too."""
+    policy = {"topics": "t*", "message_ttl": "10s", "when_expired": "dead_letter"}
+    async with nsqd_in_memory(storage=storage) as broker:
+        app = create_app(broker)
+        assert (await ask(app, "PUT", "/policy/late", policy))[0] == 200
+        broker.topic("t").channel("c").pause()
+        publish(broker, "t", *numbered(300))
+        await until(lambda: broker.topics["t"].channels["c"].core.depth == 300)
+        if reads:
+            consumer, _ = await consume(broker, "t", "c", 0)
+            await consumer.say(commands.ready(100))
+        await trio.sleep(12)
+        broker.topics["t"].channels["c"].unpause()
+        await until(lambda: count(broker) == 300)
+        status, document = await ask(app, "GET", "/deadletter?topic=t&reason=expired")
+        assert (status, document["count"]) == (200, 300)
+        letter = document["deadletters"][0]
+        assert (letter["attempts"], letter["client"]) == (0, "")
+        assert broker.topics["t"].channels["c"].core.dropped == {"dead_lettered": 300}
+        broker.topics["t.dead"].channel("audit")
+        await until(lambda: broker.topics["t.dead"].channels["audit"].core.depth == 300)
+        await trio.sleep(20)
+        assert broker.topics["t.dead"].channels["audit"].core.depth == 300
+        check_balances(broker)
+
+
+@ENGINES
+async def test_retried_messages_get_their_share(storage: str, autojump_clock: MockClock) -> None:
+    """While fresh ones wait, on either engine; without the policy they would wait behind them."""
+    async with nsqd_in_memory(storage=storage) as broker:
+        app = create_app(broker)
+        policy = {"topics": "t", "retry_share": 50}
+        assert (await ask(app, "PUT", "/policy/retries", policy))[0] == 200
+        broker.topic("t").channel("c")
+        publish(broker, "t", *numbered(20))
+        consumer, failed = await consume(broker, "t", "c", 20)
+        await consumer.say(commands.ready(0))
+        publish(broker, "t", *numbered(200))
+        await until(lambda: broker.topics["t"].channels["c"].core.depth == 200)
+        for message in failed:
+            await consumer.say(commands.requeue(message.message_id, 0))
+        await until(lambda: broker.topics["t"].channels["c"].core.depth == 220)
+        attempts = []
+        await consumer.say(commands.ready(1))
+        for _ in range(30):
+            message = await consumer.message()
+            attempts.append(message.attempts)
+            await finish(consumer, message)
+        assert attempts.count(2) == 15
+        check_balances(broker)

@@ -10,10 +10,16 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.broker.support import check_balances, check_nobody_left, connect, numbered
+from trionsq.http.fast_connection import FastConnection
+from trionsq.http.fast_path import FastPath, WaitLimits
 from trionsq.testing.memory import nsqd_in_memory
-from trionsq.testing.streams import MemoryTransport
+from trionsq.testing.streams import MemoryTransport, memory_connection
+from trionsq.web.limits import PACE
+from trionsq.web.sites import SiteGuard
 from trionsq.wire import commands
 from trionsq.wire.bodies import ListBodies
+
+LIMITS = WaitLimits(request_s=75, body_s=30, body_pace=PACE, peer_s=20, linger_s=0.5)
 
 
 class Steps(trio.abc.Instrument):
@@ -67,6 +73,26 @@ async def test_a_publish_wakes_neither_topic_nor_consumer(autojump_clock: MockCl
             assert steps == []
         assert (message.body, message.attempts) == (b"one", 1)
         check_balances(broker)
+    check_nobody_left(broker)
+
+
+async def test_a_publish_over_http_wakes_nobody_either(autojump_clock: MockClock) -> None:
+    """The fast path has its turns as well."""
+    async with nsqd_in_memory() as broker, trio.open_nursery() as nursery:
+        consumer, _, _ = connect(broker)
+        await consumer.subscribe("t", "c", ready=10)
+        stream, transport = memory_connection()
+        fast_path = FastPath(broker, LIMITS, SiteGuard())
+        nursery.start_soon(FastConnection(fast_path, transport).run)
+        await wait_all_tasks_blocked()
+        with counted_steps() as steps:
+            head = b"POST /pub?topic=t HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\n"
+            await stream.send_all(head + b"one")
+            message = await consumer.message()
+            assert steps == []
+        assert message.body == b"one"
+        assert (await stream.receive_some()).startswith(b"HTTP/1.1 200 OK")
+        nursery.cancel_scope.cancel()
     check_nobody_left(broker)
 
 

@@ -14,7 +14,7 @@ from trionsq.daemon.listener import accept_forever, open_sockets
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.testing.streams import memory_connection
-from trionsq.transports.transport import SocketTransport
+from trionsq.transports.trio_sockets import SocketTransport
 from trionsq.wire import commands
 from trionsq.wire.states import MAGIC_V2
 

@@ -24,8 +24,7 @@ POLLER = "input of the clients"
 
 @pytest.fixture(autouse=True)
 def polled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No client waits by itself, however slow the machine is."""
-    monkeypatch.setattr("trionsq.transports.poller._MAX_ALONE", 0)
+    """No client is left to its own task, however slow the machine is."""
     monkeypatch.setattr("trionsq.transports.poller._MAX_TURN_S", LIMIT_S)
 
 
@@ -88,6 +87,20 @@ async def test_commands_run_without_a_turn_of_their_client(tasks: list[str]) -> 
         last = await consumer.receive_some()
         assert last.endswith(b"y")
         assert set(tasks) == {POLLER}
+
+
+async def test_http_is_polled_until_the_framework_takes_over() -> None:
+    """One poller for both protocols; a connection that it does not serve any more is not in it."""
+    async with clients(2) as (broker, _):
+        assert broker.ports.http is not None
+        http = await trio.open_tcp_stream("127.0.0.1", broker.ports.http)
+        async with http:
+            await http.send_all(b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert (await http.receive_some()).startswith(b"HTTP/1.1 200 OK")
+            assert len(broker.context.poller) == 3
+            await http.send_all(b"GET /info HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert (await http.receive_some()).startswith(b"HTTP/1.1 200")
+            assert len(broker.context.poller) == 2
 
 
 async def test_a_layer_ends_the_polling_of_its_client(tasks: list[str]) -> None:

@@ -30,7 +30,8 @@ from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.testing.streams import MemoryTransport
-from trionsq.transports.transport import MAX_FULL_READS, READS_PER_TRIAL, LayeredTransport
+from trionsq.transports.poller import _READS_PER_TRIAL
+from trionsq.transports.transport import MAX_FULL_READS, LayeredTransport
 from trionsq.wire import commands
 
 
@@ -438,7 +439,7 @@ async def test_single_messages_fan_out_in_turns(
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "reads_max"), [(4, READS_PER_TRIAL), (_READ_BYTES, MAX_FULL_READS)]
+    ("nbytes", "reads_max"), [(4, _READS_PER_TRIAL), (_READ_BYTES, MAX_FULL_READS)]
 )
 async def test_a_client_that_always_has_input_leaves_others_their_turn(
     nbytes: int,

@@ -20,7 +20,7 @@ from trionsq.client import (
     NotConnectedError,
     ProtocolError,
 )
-from trionsq.client.connection import Reply
+from trionsq.client.reply import Reply
 from trionsq.wire import commands, frames
 
 

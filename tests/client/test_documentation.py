@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
-import trio
 
-from trionsq.client import ConnectError, Producer
+from trionsq.client import ConnectError
 from trionsq.testing import OpenBroker, open_broker
 
 T = TypeVar("T")
@@ -22,7 +21,7 @@ pytest_plugins = ["pytester", "trionsq.testing.plugin"]
 
 TEXT = (Path(__file__).parents[2] / "docs" / "client.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-PUBLISH, RETRY, CONSUME, TEST, FIXTURE, ASYNCIO = EXAMPLES
+PUBLISH, RETRY, CONSUME, TEST, FIXTURE, ASYNCIO, PRODUCER, CONSUMER = EXAMPLES
 
 
 def run_in_thread(function: Callable[[], T]) -> T:
@@ -71,19 +70,25 @@ def test_the_fixture(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=1)
 
 
-def test_from_asyncio(nsqd: OpenBroker) -> None:
-    """The thread ends together with the asyncio function."""
-
-    async def publish() -> None:
-        async with Producer(nsqd.tcp_address) as producer:
-            await producer.publish_many("orders", [b"1", b"2", b"3"])
-
-    trio.run(publish)
-    found = run_in_thread(lambda: asyncio.run(module(ASYNCIO).consume(nsqd.tcp_address, 3)))
-    assert sorted(found) == [b"1", b"2", b"3"]
+def test_on_asyncio(nsqd: OpenBroker) -> None:
+    """Publishes, consumes and stops."""
+    handled = run_in_thread(lambda: asyncio.run(main_of(ASYNCIO)(nsqd.tcp_address)))
+    assert sorted(handled) == [b"1", b"2", b"3"]
 
 
-def test_from_asyncio_without_a_broker() -> None:
-    """The error is raised on the asyncio side."""
-    with pytest.raises(ConnectError):
-        run_in_thread(lambda: asyncio.run(module(ASYNCIO).consume("127.0.0.1:1", 3)))
+def main_of(source: str) -> Callable[[str], Coroutine[Any, Any, list[bytes]]]:
+    """The example's main function, without its signal handler: that is for the main thread."""
+    lines = [line for line in source.splitlines() if "add_signal_handler" not in line]
+    main: Callable[[str], Coroutine[Any, Any, list[bytes]]] = module("\n".join(lines)).main
+    return main
+
+
+def test_without_an_event_loop(nsqd: OpenBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    """The producer publishes, and the consumer handles until the last message."""
+    example = module(PRODUCER.replace("127.0.0.1:4150", nsqd.tcp_address))
+    with example.producer:
+        example.view(b"one")
+        example.producer.publish("orders", b"last")
+    example = module(CONSUMER.replace("127.0.0.1:4150", nsqd.tcp_address))
+    example.consumer.run(example.handle)
+    assert capsys.readouterr().out.count("1 b'one'") == 4

@@ -31,8 +31,7 @@ async def flood(peer: Peer) -> int:
 
 def queued(consumer: Consumer) -> list[Batch]:
     """What waits for the program."""
-    batches = consumer._batches._state.data
-    return [batch for batch, _ in batches]
+    return [batch for batch, _ in consumer._arrivals._batches]
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 200, 10**9])

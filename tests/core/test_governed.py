@@ -10,14 +10,17 @@ import pytest
 from tests.core.helpers import WALL_NS, MemoryBackend, segment, wall_ns
 from tests.core.test_topic import new_topic
 from trionsq.core.batch import ListColumn, MessageBatch, Segment
-from trionsq.core.bounded import BoundedStore, QueueFull, WeighedQueue
+from trionsq.core.bounded import BoundedStore, QueueFull
+from trionsq.core.bounds import weight
 from trionsq.core.channel import ChannelState
-from trionsq.core.governed import GovernedChannel, GovernedTopic, govern_channel, govern_topic
+from trionsq.core.governed import GovernedChannel, govern_channel
+from trionsq.core.governed_topic import GovernedTopic, govern_topic
 from trionsq.core.policies import AppliedSettings
 from trionsq.core.queue import MessageQueue
 from trionsq.core.recovered import ChannelStore
 from trionsq.core.subscription import Delivery, Subscription
 from trionsq.core.topic import TopicState
+from trionsq.core.weighed import WeighedQueue
 from trionsq.durations import SECOND_NS
 from trionsq.wire.bodies import ListBodies
 
@@ -411,6 +414,8 @@ def test_counters_balance_whatever_happens(seed: int) -> None:
         {"max_bytes": 200, "message_ttl_ns": 3 * SECOND_NS},
         {"max_in_flight": 3, "retry_delays_ns": (SECOND_NS,)},
         {"max_age_ns": 2 * SECOND_NS, "when_full": "drop_newest"},
+        {"retry_share": 70},
+        {"retry_share": 20, "max_messages": 7, "message_ttl_ns": 3 * SECOND_NS},
     ]
     for _ in range(300):
         world.now_s += random.choice([0.0, 0.0, 0.5])
@@ -441,4 +446,5 @@ def test_counters_balance_whatever_happens(seed: int) -> None:
         world.check()
         store = world.channel.store
         if isinstance(store.memory, WeighedQueue):
-            assert store.memory.nbytes == WeighedQueue(store.memory).nbytes
+            assert store.memory.nbytes == sum(map(weight, store.memory.peek()))
+            assert store.memory.depth == sum(one.count for one in store.memory.peek())

@@ -185,11 +185,23 @@ def test_keys_that_a_start_finds_are_as_old_as_their_records() -> None:
     keys = TopicKeys(window)
     ages_s = {b"old": 10, b"older": 60, b"last": 9, b"now": 0, b"to come": -1000}
     found = [StoredKey(PublishKey(text, b"1"), (1000 - age) * S) for text, age in ages_s.items()]
-    window.load([(keys, one) for one in found], now_s=50.0, now_ns=1000 * S)
+    list(window.load_steps([(keys, one) for one in found], now_s=50.0, now_ns=1000 * S))
     assert len(keys) == 3
     fresh = {b"now", b"to come"}
     for now_s, known in ((50.9, {b"last", *fresh}), (51, fresh), (60, set())):
         assert {text for text in ages_s if keys.find(PublishKey(text, b"1"), now_s)} == known
+
+
+def test_keys_of_a_start_are_taken_over_in_short_steps() -> None:
+    """Whatever their number is; and so many as the window has room for, the newest."""
+    window = KeyWindow(LENGTH_S, 2_500)
+    keys = TopicKeys(window)
+    found = ((keys, StoredKey(PublishKey(b"%d" % at, b"1"), at)) for at in range(3_500))
+    counts = [len(window) for _ in window.load_steps(found, now_s=0.0, now_ns=3_500)]
+    assert counts == [1_000, 2_000, 2_500]
+    assert len(window) == len(keys) == 2_500
+    assert keys.find(PublishKey(b"999", b"1"), 0.0) is None
+    assert keys.find(PublishKey(b"1000", b"1"), 0.0) is not None
 
 
 def test_what_is_forgotten_early_is_counted() -> None:

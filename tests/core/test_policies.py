@@ -29,7 +29,9 @@ POISON = {
     "max_age": "24h",
     "when_full": "drop_oldest",
     "message_ttl": "1h",
+    "when_expired": "dead_letter",
     "max_in_flight": 500,
+    "retry_share": 80,
 }
 
 
@@ -55,6 +57,7 @@ def test_every_key_is_read() -> None:
     assert (found.max_messages, found.max_bytes) == (1_000_000, 10_737_418_240)
     assert (found.max_age_ns, found.message_ttl_ns) == (24 * HOUR_NS, HOUR_NS)
     assert (found.when_full, found.max_in_flight) == ("drop_oldest", 500)
+    assert (found.when_expired, found.retry_share) == ("dead_letter", 80)
     assert set(found.sources.values()) == {"poison"}
     assert set(found.sources) == set(POISON) - {"topics", "channels", "priority"}
 
@@ -89,6 +92,9 @@ def test_toml_has_a_table_for_each() -> None:
         ({"retry_delays": ["1s", "x"]}, "retry_delays is not a duration"),
         ({"retry_delays": ["1s"] * 101}, "retry_delays is not a list of at most 100"),
         ({"when_full": "block"}, "when_full is not drop_oldest"),
+        ({"when_expired": "refuse"}, "when_expired is not drop or dead_letter"),
+        ({"retry_share": 101}, "retry_share is not 0..100"),
+        ({"channels": "", "retry_share": 1}, "retry_share is of channels"),
         ({"dead_letter_topic": "a b"}, "dead_letter_topic is not the name"),
         ({"topics": "a/b"}, "topics is not a pattern"),
         ({"topics": ""}, "topics is not a pattern"),

@@ -24,7 +24,7 @@ from typing import Final
 
 import trio
 
-from trionsq.transports.transport import SocketTransport
+from trionsq.transports.trio_sockets import SocketTransport
 
 __all__ = [
     "HOST_NODE",

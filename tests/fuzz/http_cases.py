@@ -13,7 +13,9 @@ PATHS = (
     "/topic/empty", "/topic/pause", "/topic/unpause", "/topic/peek", "/topic/move",
     "/topic/settings", "/topic/note_damage", "/channel/create", "/channel/delete",
     "/channel/empty", "/channel/pause", "/channel/unpause", "/channel/peek", "/channel/seek",
-    "/channel/finish", "/channel/requeue", "/log/backup",
+    "/channel/finish", "/channel/requeue", "/log/backup", "/policy", "/policy/p", "/deadletter",
+    "/deadletter/add", "/deadletter/replay", "/deadletter/discard", "/channel/deferred/cancel",
+    "/channel/settings",
     "/config/nsqlookupd_tcp_addresses", "/config/nothing", "/debug/tasks", "/debug/nothing", "/",
     "/PUB", "//pub", "/pub/", "/pub/../ping", "/%70ub", "*", "http://a/ping", "pub", "/\xff",
 )  # fmt: skip
@@ -26,6 +28,9 @@ PARAMETERS = (
     "a+b=c%20d", "topic=%74", "=", "&&", "include_mem=false", "storage=log", "storage=x",
     "durability=always", "durability=", "retain=1h", "retain=-1s", "retain=9e9", "retain_bytes=5",
     "retain_bytes=-5", "retain_bytes=99999999999999999999", "name=b", "name=%2e%2e",
+    "id=0123456789abcdef", "id=", "id=%ff", "due=5", "due=-5", "due=99999999999999999999",
+    "reason=x", "reason=%00", "rate=5",
+    "rate=0", "count=1", "count=x", "older_than=1h", "older_than=%ff", "after=1", "max_body=1",
 )  # fmt: skip
 POSITIONS = (
     "beginning", "end", "", "0", "3", "-3", "999999999999999999", "9999999999999999999", "%d9%a3",

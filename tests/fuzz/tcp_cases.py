@@ -24,7 +24,9 @@ IDENTITIES: tuple[dict[str, object], ...] = (
     {"output_buffer_size": -2, "output_buffer_timeout": 2**70},
     {"snappy": True, "deflate": True, "tls_v1": True, "feature_negotiation": True},
     {"client_id": ["x"], "hostname": {"a": None}},
+    {"feature_negotiation": True, "dead_letters": True, "client_id": "y"},
 )
+REASONS = ("broken", "x" * 200, "no such customer", "\u00fc")
 
 
 def _body(random: Random) -> bytes:
@@ -73,14 +75,19 @@ COMMANDS: tuple[Callable[[Random], bytes], ...] = (
     lambda random: commands.ready(random.choice((0, 1, 10, 2500))),
     lambda random: commands.finish(_id(random)) * random.choice((1, 1, 20)),
     lambda random: commands.requeue(_id(random), random.choice((0, 10, 10**7))),
+    lambda random: commands.give_up(_id(random), random.choice((0, 10)), random.choice(REASONS)),
     lambda random: commands.touch(_id(random)),
     lambda random: commands.nop() * random.choice((1, 5)),
     lambda random: commands.close(),
     lambda random: commands.auth("secret"),
 )
 # Without a subscription, and with one: most commands of the other kind end the connection.
-WEIGHTS: tuple[float, ...] = (4, 2, 3, 0.5, 0.5, 0.7, 1, 0.3, 0.2, 0.2, 0.2, 0.2, 1, 0.1, 0.1)
-SUBSCRIBED_WEIGHTS: tuple[float, ...] = (4, 2, 3, 0.5, 0.5, 0.7, 0.2, 0.1, 4, 3, 3, 3, 1, 0.5, 0.1)
+WEIGHTS: tuple[float, ...] = (
+    4, 2, 3, 0.5, 0.5, 0.7, 1, 0.3, 0.2, 0.2, 0.2, 0.2, 0.2, 1, 0.1, 0.1
+)  # fmt: skip
+SUBSCRIBED_WEIGHTS: tuple[float, ...] = (
+    4, 2, 3, 0.5, 0.5, 0.7, 0.2, 0.1, 4, 3, 3, 1, 3, 1, 0.5, 0.1
+)  # fmt: skip
 
 
 def tcp_case(seed: int, number: int) -> tuple[Random, bytes]:

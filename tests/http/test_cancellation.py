@@ -237,4 +237,4 @@ def test_a_publisher_cut_off_at_any_await(
     scenario = partial(
         end_amid_a_session, session=session, again=publish_one, fast_path=fast_path, how=how
     )
-    sweep_awaits(scenario, when)
+    sweep_awaits(scenario, when, least=8)

@@ -19,7 +19,7 @@ from trionsq.broker.statistics import StatsFilter, info, statistics
 from trionsq.core.subscription import Subscription
 from trionsq.http.stats import StatsText
 from trionsq.testing.memory import nsqd_in_memory
-from trionsq.transports.transport import SocketTransport
+from trionsq.transports.trio_sockets import SocketTransport
 from trionsq.wire.bodies import ListBodies
 
 

@@ -1,8 +1,10 @@
 """``make check-install``: the wheel on each Python, with the dependencies that pip finds today.
 
 For each Python that the classifiers of pyproject.toml name and this machine has: a new
-environment, ``pip install`` of the wheel without pins, and `tests.install.programs`. Names each
-Python that was tried or is missing. Exit code 1 if any fails, or none was found.
+environment, ``pip install`` of the wheel without pins, first the client alone
+(`tests.install.lean`), then ``[server]`` on top of it with `tests.install.programs`; at the end it
+is uninstalled. Names each Python that was tried or is missing. Exit code 1 if any fails, or none
+was found.
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.install.lean import try_client
 from tests.install.programs import InstallError, try_programs
 
 ROOT = Path(__file__).parents[2]
 # A download of some 20 MB over a slow line
 PIP_LIMIT_S = 600.0
+OURS = ("trionsq", "lookupd", "admin", "pipelines", "pyspark_nsq.py")
 SHOWN = ("trio", "hypercorn", "Quart", "quart-trio", "Flask", "Werkzeug", "cryptography")
 
 
@@ -95,22 +99,38 @@ def try_python(python: Path, version: str, wheel: Path, folder: Path) -> bool:
     try:
         subprocess.run([str(python), "-m", "venv", str(folder / "venv")], check=True, timeout=60)
         pip = [str(folder / "venv" / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
-        subprocess.run(
-            [*pip, "install", "--quiet", str(wheel)],
-            check=True,
-            capture_output=True,
-            timeout=PIP_LIMIT_S,
-        )
-        subprocess.run([*pip, "check"], check=True, capture_output=True, timeout=60)
+        _install(pip, str(wheel))
+        tell(f"Python {version}: {try_client(folder / 'venv', folder)}")
+        _install(pip, f"{wheel}[server]")
         installed = _shown(pip)
         (folder / "data").mkdir()
         try_programs(folder / "venv" / "bin", folder / "data")
+        # The client again, then the same wheel once more, as an upgrade does: nothing gets lost.
+        _install(pip, "--force-reinstall", "--no-deps", str(wheel))
+        try_programs(folder / "venv" / "bin", folder / "data")
+        subprocess.run(
+            [*pip, "uninstall", "--quiet", "--yes", "trionsq"],
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
+        (packages,) = (folder / "venv" / "lib").glob("python3.*/site-packages")
+        if left := [name for name in OURS if (packages / name).exists()]:
+            raise InstallError(f"pip uninstall has left {left}")
     except (subprocess.SubprocessError, InstallError) as error:
         said = (getattr(error, "stderr", None) or b"").decode(errors="replace")
         tell(f"Python {version} ({python}): FAILED with {installed}\n{error}\n{said}".rstrip())
         return False
     tell(f"Python {version} ({python}): ok in {time.monotonic() - begun_s:.0f} s with {installed}")
     return True
+
+
+def _install(pip: list[str], *words: str) -> None:
+    """Install, and check that all requirements are met."""
+    subprocess.run(
+        [*pip, "install", "--quiet", *words], check=True, capture_output=True, timeout=PIP_LIMIT_S
+    )
+    subprocess.run([*pip, "check"], check=True, capture_output=True, timeout=60)
 
 
 def _shown(pip: list[str]) -> str:

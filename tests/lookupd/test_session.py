@@ -197,3 +197,19 @@ def test_any_bytes_are_answered_and_held_within_bounds(pieces: list[bytes]) -> N
     frames(sent)
     assert repr(session) == f"<Session {PEER} awaits nothing, 0 bytes>"
     assert list(registry.active_producers(0)) == []
+
+
+def test_a_token_may_be_needed() -> None:
+    """Without the right one nsqd is refused, and nothing of the token is in a log or an answer."""
+    for token, is_admitted in (("right", True), ("wrong", False), ("", False)):
+        registry = Registry(10**9, 10**9)
+        session = Session(registry, "10.0.0.9:1", b"{}", lambda sent: sent == "right")
+        members = {"auth_token": token} if token else {}
+        sent = session.receive(MAGIC + identify(**members) + b"REGISTER t\n", 0)
+        if is_admitted:
+            assert frames(sent) == [b"{}", b"OK"]
+        else:
+            assert frames(sent) == [b"E_UNAUTHORIZED IDENTIFY needs the token of an nsqd"]
+        assert session.ended is not is_admitted
+        assert bool(list(registry.topics())) is is_admitted
+        assert not token or token not in repr(session)

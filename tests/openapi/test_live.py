@@ -43,7 +43,7 @@ LEFT_OUT: Final = {"events", "pprofProfile"}
 # no policy of the name.
 WITHOUT_SUCCESS: Final = {
     *("graphiteRate", "render", "pprofSymbols"),
-    *("addDeadLetter", "policy", "deletePolicy"),
+    *("addDeadLetter", "cancelDeferred", "policy", "deletePolicy"),
     *("finishMessage", "requeueMessage", "downloadMessage", "drainPage", "deadLettersForm"),
 }
 # What else they need to succeed.

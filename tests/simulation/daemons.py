@@ -32,7 +32,7 @@ from trionsq.testing.background import DelayedBackground
 from trionsq.testing.disk import Crashed
 from trionsq.testing.logstate import open_state
 from trionsq.testing.simulation import End, Machine, Network, Process, World
-from trionsq.transports.transport import TransportStream
+from trionsq.transports.trio_sockets import TransportStream
 from trionsq.web.framework import Framework, HttpConnection
 
 __all__ = ["HTTP_PORT", "TCP_PORT", "AdminNode", "LookupdNode", "NsqdNode", "dial_stream_of"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from tests.soak import by_level
 from trionsq.disk import RealDisk
+from trionsq.storage import letters
 from trionsq.storage.letters import (
     LETTERS_FILE,
     DeadLetter,
@@ -134,6 +136,34 @@ def test_removals_give_the_disk_its_room_back(store: SqliteLetters) -> None:
     before = Path(store.path).stat().st_size
     assert store.remove(LetterFilter(), ALL) == 20
     assert Path(store.path).stat().st_size < before / 10
+
+
+def test_a_copy_has_what_is_done_while_it_is_made(
+    store: SqliteLetters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others do not wait for its end; and it is a store as any other."""
+    store.add([letter(number, body=bytes(2_000)) for number in range(20)])
+    done: list[int] = []
+
+    def meanwhile(_seconds: float) -> None:
+        if len(done) < 3:
+            store.remove_numbers([len(done) + 1])
+            store.add([letter(20 + len(done))])
+            done.append(1)
+
+    monkeypatch.setattr(letters, "_COPIED_PAGES", 2)
+    monkeypatch.setattr(time, "sleep", meanwhile)
+    (tmp_path / "copy").mkdir()
+    folder = RealDisk(str(tmp_path / "copy"))
+    store.copy_to(folder)
+    assert len(done) == 3
+    copy = SqliteLetters(folder)
+    found, total = copy.find(LetterFilter(), 100, 10)
+    assert total == 20
+    assert [one.letter.id for one in found] == [letter(at).id for at in range(3, 23)]
+    assert copy.tallies() == store.tallies()
+    assert copy.remove(LetterFilter(), ALL) == 20
+    copy.close()
 
 
 @pytest.mark.parametrize("seed", range(by_level(test=5, short=20, full=200)))

@@ -16,12 +16,14 @@ import pytest
 import trio
 
 from tests.broker.support import consume, finish, numbered
+from tests.broker.test_dead_letters import count, with_letters
 from trionsq.broker import backups
 from trionsq.broker.backups import make_backup
 from trionsq.broker.broker import Broker
 from trionsq.broker.options import NsqdOptions
 from trionsq.broker.topic import until_safe
 from trionsq.disk import Disk
+from trionsq.http.app import create_app
 from trionsq.httpget import post
 from trionsq.local.nsqd_daemon import running_nsqd
 from trionsq.storage.log import backup
@@ -126,9 +128,9 @@ async def test_segments_are_held_only_while_a_backup_is_made(tmp_path: Path) -> 
         channel = broker.topic("t").channel("c")
         for number in range(0, 90, 30):
             await publish(broker, *numbered(90, 40)[number : number + 30])
-        await make_backup(broker.logs, broker.folder, "x")
+        await make_backup(broker.logs, broker.dead_letters, broker.folder, "x")
         with pytest.raises(FileExistsError):
-            await make_backup(broker.logs, broker.folder, "x")
+            await make_backup(broker.logs, broker.dead_letters, broker.folder, "x")
         assert segments_in(tmp_path) >= 2
         await channel.empty().wait()
         await broker.logs.take_snapshots()
@@ -150,6 +152,23 @@ async def test_a_restore_takes_only_what_the_manifest_counts(tmp_path: Path) -> 
     assert await tool("restore", tmp_path / "backup.x", tmp_path / "restored") == 0
     async with running_nsqd(options(tmp_path / "restored")) as broker:
         assert await bodies_of(broker, "c") == [b"before"]
+
+
+async def test_dead_letters_are_in_a_backup(tmp_path: Path) -> None:
+    """Their channel has forgotten the messages. After a restore each goes back to it, once."""
+    async with running_nsqd(options(tmp_path)) as broker:
+        address = f"127.0.0.1:{broker.ports.http}"
+        await with_letters(broker, create_app(broker), 5)
+        assert await tool("backup", f"--nsqd-http-address={address}", "x") == 0
+    assert await tool("restore", tmp_path / "backup.x", tmp_path / "restored") == 0
+    async with running_nsqd(options(tmp_path / "restored")) as broker:
+        await until(lambda: count(broker) == 5)
+        channel = broker.topics["t"].channels["c"].core
+        assert channel.depth == 0
+        url = f"http://127.0.0.1:{broker.ports.http}/deadletter/replay?topic=t&channel=c"
+        assert (await post(url, b"")).status == 200
+        await until(lambda: count(broker) == 0 and channel.depth == 5)
+        assert set(await bodies_of(broker, "c")) == set(numbered(5))
 
 
 async def test_a_folder_that_is_no_backup_is_not_restored(
@@ -180,26 +199,30 @@ async def test_two_backups_of_one_name_at_once_are_one(
     written = backup.write_backup
 
     def slowly(
-        disk: Disk, state: State, name: str, ends: Callable[[], Mapping[str, int]]
+        disk: Disk,
+        state: State,
+        copy_letters: Callable[[Disk], None],
+        name: str,
+        ends: Callable[[], Mapping[str, int]],
     ) -> dict[str, int]:
         begun.set()
         goes_on.wait(60)
-        return written(disk, state, name, ends)
+        return written(disk, state, copy_letters, name, ends)
 
     monkeypatch.setattr(backups, "write_backup", slowly)
     async with running_nsqd(options(tmp_path)) as broker:
         broker.topic("t").channel("c")
         await publish(broker, b"x")
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(make_backup, broker.logs, broker.folder, "x")
+            nursery.start_soon(make_backup, broker.logs, broker.dead_letters, broker.folder, "x")
             await until(begun.is_set)
             nursery.cancel_scope.cancel()
         with pytest.raises(FileExistsError):
-            await make_backup(broker.logs, broker.folder, "x")
+            await make_backup(broker.logs, broker.dead_letters, broker.folder, "x")
         goes_on.set()
         await broker.folder.background.wait_idle()
         assert not broker.logs.backups
-        await make_backup(broker.logs, broker.folder, "y")
+        await make_backup(broker.logs, broker.dead_letters, broker.folder, "y")
     for name in "xy":
         assert await tool("verify", tmp_path / f"backup.{name}") == 0
 
@@ -239,13 +262,13 @@ async def test_what_a_crash_leaves_of_a_backup_is_none(
             elif place == "rename":
                 patch.setattr(os, "rename", rename_or_crash)
             with pytest.raises(BackupError, match="Crashed"):
-                await make_backup(broker.logs, broker.folder, "x")
+                await make_backup(broker.logs, broker.dead_letters, broker.folder, "x")
             if isinstance(place, int):
                 assert links == [place]
         left = await tool("restore", tmp_path / "backup.x.tmp", tmp_path / "of-a-part")
         assert left == (0 if place == "rename" else 2)
         await publish(broker, b"more")
-        await make_backup(broker.logs, broker.folder, "x")
+        await make_backup(broker.logs, broker.dead_letters, broker.folder, "x")
     assert not (tmp_path / "backup.x.tmp").exists()
     assert await tool("restore", tmp_path / "backup.x", tmp_path / "restored") == 0
     async with running_nsqd(options(tmp_path / "restored")) as broker:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 import trio
@@ -15,16 +17,24 @@ from trionsq.transports.poller import Poller
 
 @pytest.fixture(params=[0, 2], ids=["all", "but-two"])
 def alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many connections wait by themselves."""
-    count: int = request.param
-    monkeypatch.setattr("trionsq.transports.poller._MAX_ALONE", count)
+    """How many connections wait by themselves, for the system does not take them."""
+    left = count = int(request.param)
+    add = Poller.add
+
+    def add_later(self: Poller, fd: int, watch: Any) -> None:
+        nonlocal left
+        if left:
+            left -= 1
+            raise OSError(errno.ENOSPC, "no more watches")
+        add(self, fd, watch)
+
+    monkeypatch.setattr(Poller, "add", add_later)
     return count
 
 
 @pytest.fixture
 def polled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No connection waits by itself, however slow the machine is."""
-    monkeypatch.setattr("trionsq.transports.poller._MAX_ALONE", 0)
+    """No connection is left to its own task, however slow the machine is."""
     monkeypatch.setattr("trionsq.transports.poller._MAX_TURN_S", LIMIT_S)
 
 

@@ -10,7 +10,8 @@ from typing import Final, TypeAlias
 import trio
 
 from trionsq.transports.poller import Input, Poller, Step, last_turn, next_turn
-from trionsq.transports.transport import SocketTransport, Transport
+from trionsq.transports.transport import Transport
+from trionsq.transports.trio_sockets import SocketTransport
 
 LIMIT_S: Final = 60.0
 READ_BYTES: Final = 1_000

@@ -10,7 +10,8 @@ import trio
 from tests.cancellation import CancelAt, Scenario, When, run_counted, sweep_awaits
 from trionsq.client.handshake import dial_tcp
 from trionsq.testing.streams import MemoryStream, MemoryTransport, Pipe
-from trionsq.transports.transport import Transport, TransportStream
+from trionsq.transports.transport import Transport
+from trionsq.transports.trio_sockets import TransportStream
 
 CAPACITY_BYTES = 300
 DATA = bytes(range(200)) * 10

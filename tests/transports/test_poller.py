@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import random
 import socket
+import threading
+import time
 from collections.abc import Awaitable
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -33,27 +35,75 @@ async def test_the_poller_reads_for_all(
     assert len(set.union(*(reader.readers for reader in readers))) == 1
 
 
-async def test_the_first_two_wait_by_themselves(
+async def test_after_short_sleeps_it_looks_on_for_a_moment(
     poller: Poller,
     nursery: trio.Nursery,
     closing: ExitStack,
     polled: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And the next one when one of them has ended; for so few the poller costs too much."""
-    monkeypatch.setattr("trionsq.transports.poller._MAX_ALONE", 2)
-    readers: list[Reader] = []
-    for count, sockets in ((1, 0), (2, 0), (3, 1), (4, 2)):
-        readers.append(opened(closing))
-        nursery.start_soon(readers[-1].serve, poller)
-        await wait_all_tasks_blocked()
-        assert (len(readers), len(poller)) == (count, sockets)
-    readers[0].peer.shutdown(socket.SHUT_WR)
-    await until(lambda: readers[0].has_ended)
-    readers.append(opened(closing))
-    nursery.start_soon(readers[-1].serve, poller)
+    """What comes then costs no sleep; when nothing came it sleeps again."""
+    settings = "trionsq.transports.poller."
+    monkeypatch.setattr(settings + "_SLEEPS_PER_SPIN", 3)
+    monkeypatch.setattr(settings + "_SHORT_SLEEP_S", LIMIT_S)
+    monkeypatch.setattr(settings + "_SPIN_S", LIMIT_S)
+    sleeps = 0
+    wait_readable = trio.lowlevel.wait_readable
+
+    async def counted(fd: int) -> None:
+        nonlocal sleeps
+        sleeps += fd == poller_fd()
+        await wait_readable(fd)
+
+    def poller_fd() -> int:
+        assert poller._epoll is not None
+        return poller._epoll.fileno()
+
+    monkeypatch.setattr("trio.lowlevel.wait_readable", counted)
+    reader = opened(closing)
+    sleeps_before: list[int] = []
+
+    def note_read() -> None:
+        sleeps_before.append(sleeps)
+        if reader.received == b"x" * 7:
+            monkeypatch.setattr(settings + "_SPIN_S", 0)
+
+    def send_all() -> None:
+        for _ in range(8):
+            time.sleep(0.01)
+            reader.peer.send(b"x")
+
+    reader.on_read = note_read
+    nursery.start_soon(reader.serve, poller)
     await wait_all_tasks_blocked()
-    assert len(poller) == 2
+    sender = threading.Thread(target=send_all)
+    sender.start()
+    await until(lambda: len(reader.received) == 8 and sleeps > sleeps_before[7])
+    sender.join()
+    assert sleeps_before[1] > sleeps_before[0]
+    assert sleeps_before[4] == sleeps_before[7]
+
+
+async def test_input_without_end_leaves_others_their_turn(
+    poller: Poller, nursery: trio.Nursery, closing: ExitStack, polled: None
+) -> None:
+    """The poller does not sleep, and other tasks run now and then."""
+    reader, reads, turns = opened(closing), 0, 0
+
+    def send_more() -> None:
+        nonlocal reads
+        reads += 1
+        if reads < 20_000:
+            reader.peer.send(b"x")
+
+    reader.on_read = send_more
+    nursery.start_soon(reader.serve, poller)
+    await wait_all_tasks_blocked()
+    reader.peer.send(b"x")
+    while reads < 20_000:
+        await trio.lowlevel.checkpoint()
+        turns += 1
+    assert turns > 4
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -128,7 +178,6 @@ async def test_a_cancelled_connection_reads_no_more(
         assert reader.received == (b"x" if while_reading else b"")
         reader.close()
     assert poller._watches == {}
-    assert poller._alone == set()
 
 
 @pytest.mark.parametrize("how", ["with a step", "with an error"])

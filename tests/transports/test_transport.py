@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import trio
 
-from trionsq.transports.transport import SocketTransport
+from trionsq.transports.trio_sockets import SocketTransport
 
 LIMIT_S = 60.0
 

@@ -16,6 +16,7 @@ from trionsq.wire.events import (
     Auth,
     Event,
     Finish,
+    GiveUp,
     Identify,
     Publish,
     PublishDeferred,
@@ -322,6 +323,8 @@ def one_by_one(event: Event) -> list[Command]:
             return [("FIN", id_) for id_ in ids]
         case Requeue(id_, delay_ms):
             return [("REQ", id_, delay_ms)]
+        case GiveUp(id_, delay_ms, reason):
+            return [("REQ", id_, delay_ms, reason)]
         case Touch(id_):
             return [("TOUCH", id_)]
         case StartClose():

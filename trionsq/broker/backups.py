@@ -1,18 +1,22 @@
-"""Backups of the logs while the broker runs."""
+"""Backups of the logs, and of the dead letters, while the broker runs."""
 
 from __future__ import annotations
 
 import trio
 
+from trionsq.broker.dead_letters import DeadLetters
 from trionsq.broker.logs import LogTopics
 from trionsq.storage.folder import DataFolder, error_text
+from trionsq.storage.letters import LetterError
 from trionsq.storage.log.backup import BackupError, backup_path, write_backup
 from trionsq.storage.log.rows import StateError
 
 __all__ = ["make_backup"]
 
 
-async def make_backup(logs: LogTopics, folder: DataFolder, name: str) -> dict[str, int]:
+async def make_backup(
+    logs: LogTopics, letters: DeadLetters, folder: DataFolder, name: str
+) -> dict[str, int]:
     """Make a backup in the data path; return the names and sizes of its segments.
 
     All that was acknowledged before is in it, and what operators did and consumers finished.
@@ -26,6 +30,10 @@ async def make_backup(logs: LogTopics, folder: DataFolder, name: str) -> dict[st
     await logs.take_snapshots()
     if (error := await logs.commit()) is not None:
         raise BackupError(error)
+    try:
+        copy_letters = await letters.copier()
+    except LetterError as unreadable:
+        raise BackupError(str(unreadable)) from unreadable
     ended = trio.Event()
     made: list[dict[str, int]] = []
     failures: list[Exception] = []
@@ -37,8 +45,8 @@ async def make_backup(logs: LogTopics, folder: DataFolder, name: str) -> dict[st
 
     def job() -> None:
         try:
-            made.append(write_backup(folder.disk, node.state, name, ends))
-        except (OSError, StateError) as failure:
+            made.append(write_backup(folder.disk, node.state, copy_letters, name, ends))
+        except (OSError, StateError, LetterError) as failure:
             failures.append(failure)
 
     def done(defect: Exception | None) -> None:
@@ -57,6 +65,7 @@ async def make_backup(logs: LogTopics, folder: DataFolder, name: str) -> dict[st
     for failure in failures:
         if isinstance(failure, FileExistsError):
             raise failure
-        text = str(failure) if isinstance(failure, StateError) else error_text(failure)
+        is_told = isinstance(failure, StateError | LetterError)
+        text = str(failure) if is_told else error_text(failure)
         raise BackupError(text) from failure
     return made[0]

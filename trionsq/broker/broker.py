@@ -236,7 +236,7 @@ class Broker:
         async with trio.open_nursery() as tasks:
             self._tasks = tasks
             self.registry.run_in(tasks)
-            self.registry.load(records)
+            await self.registry.load(records)
             await self._metadata.save()
             await self._metadata.reserve_ids()
             self._start_timers(tasks)

@@ -24,6 +24,7 @@ from trionsq.broker.heartbeats import Finding, Heartbeats, TimingWheel
 from trionsq.broker.output import MessagePump, Output
 from trionsq.broker.runtime import Clock
 from trionsq.core.channel import ChannelState
+from trionsq.core.given_up import GivenUp
 from trionsq.logtext import printable
 from trionsq.transports.poller import HANDLED, NOTHING, Poller, Step, last_turn, next_turn
 from trionsq.transports.tls import TlsInfo
@@ -55,6 +56,7 @@ class SubscribedChannel(Protocol):
     """The channel of a client, as its connection uses it."""
 
     core: ChannelState
+    given_up: GivenUp | None
 
     def remove_client(self, client: Client, requeue_now: bool) -> None: ...
 

@@ -77,6 +77,7 @@ class Commands:
             events.StartClose: self._start_close,
             events.Finish: self._finish,
             events.Requeue: self._requeue,
+            events.GiveUp: self._give_up,
             events.Touch: self._touch,
             events.Publish: self._publish,
             events.PublishMany: self._publish_many,
@@ -151,6 +152,14 @@ class Commands:
         now_ns = self._clock.deferral_ns(now_s)
         done = client.channel.core.requeue(client.consumer, event.id, event.delay_ms, now_s, now_ns)
         return None if done else self._refuse(client, "REQ", _missed(client, event.id))
+
+    def _give_up(self, client: Client, event: events.GiveUp) -> Reply:
+        assert client.channel is not None
+        given_up = client.channel.given_up
+        now_s = self._clock.now_s()
+        if given_up is not None and given_up.ask(client.consumer, event.id, event.reason, now_s):
+            return None
+        return self._requeue(client, events.Requeue(event.id, event.delay_ms))
 
     def _touch(self, client: Client, event: events.Touch) -> Reply:
         assert client.channel is not None

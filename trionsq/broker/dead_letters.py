@@ -21,6 +21,7 @@ from trionsq.broker.replays import Replays
 from trionsq.broker.runtime import Clock, ListeningPorts, LiveOptions
 from trionsq.broker.topic import PublishRefused, until_safe
 from trionsq.core.given_up import GivenUp, GivenUpMessage
+from trionsq.core.governed import renew_bounds
 from trionsq.core.subscription import Delivery
 from trionsq.disk import Disk
 from trionsq.storage.folder import DataFolder
@@ -107,6 +108,10 @@ class DeadLetters:
         """What there is of each channel, as of the last change."""
         return self._box.tallies
 
+    async def copier(self) -> Callable[[Disk], None]:
+        """See `Letterbox`."""
+        return await self._box.copier()
+
     async def _note_change(self) -> None:
         """Letters came or went."""
         await self._box.count_anew()
@@ -140,6 +145,7 @@ class DeadLetters:
         if channel.topic.name in self._targets:
             self._watch(channel)
             self._feed_soon(channel.topic.name)
+        renew_bounds(channel.core, self._clock.now_ns)
 
     def _watch(self, channel: Channel) -> None:
         latencies = channel.core.latencies
@@ -152,6 +158,9 @@ class DeadLetters:
             self._wake_feed.set()
 
         channel.core.note_finished = note
+        if channel.given_up is not None:
+            channel.given_up.is_final = True
+            renew_bounds(channel.core, self._clock.now_ns)
 
     def _wake_for(self, channel: Channel) -> None:
         self._dying[channel] = None

@@ -13,7 +13,7 @@ from trionsq.broker.channel import Channel
 from trionsq.core.batch import MessageBatch, Segment
 from trionsq.core.channel import ChannelState
 from trionsq.core.deferred import Deferred, DeferredMessages
-from trionsq.core.queue import Backend, BackendError, MessageQueue, Store
+from trionsq.core.queue import Backend, BackendError, Store
 from trionsq.core.round import Round
 from trionsq.core.subscription import Delivery
 from trionsq.storage.diskqueue import DiskQueue
@@ -62,7 +62,7 @@ class FrozenQueue:
         self.deferred_count = 0
         self._store = store
         self._limit = store.limit
-        self.memory, store.memory = store.memory, MessageQueue()
+        self.memory, store.memory = store.memory, type(store.memory)()
         store.backend_in_count += self.memory.depth
         if is_topic:
             store.limit = 0  # so that publishers look at `behind`
@@ -158,6 +158,7 @@ class FrozenChannel:
         assert isinstance(core.deferred, Deferred)
         self.core = core
         self.deferred, core.deferred = core.deferred, Deferred()
+        core.sheds = False  # this backend knows no due times
         self.queue = FrozenQueue(core.store, is_topic=False)
         self.queue.deferred_count = len(self.deferred)
         core.store.backend_in_count += len(self.deferred)

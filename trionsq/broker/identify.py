@@ -100,6 +100,7 @@ class IdentifyCommand:
         client.identity = identity
         client.parser.heartbeats = identity.heartbeat_interval_ms is not None
         accept_keys(client.parser, bool(identity.idempotent_publish))
+        client.parser.dead_letters = identity.dead_letters
         client.consumer.msg_timeout_s = identity.msg_timeout_ms / 1e3
         client.consumer.sample_rate = identity.sample_rate
         client.restart_heartbeats()

@@ -97,6 +97,23 @@ class Letterbox:
                     self._store = await self._job(partial(self._open_store, self._folder.disk))
         return await self._job(partial(work, self._store))
 
+    async def copier(self) -> Callable[[Disk], None]:
+        """Return what copies the letters that there are then to another folder, in any thread.
+
+        It raises as `DeadLetterStore.copy_to`.
+
+        Raises:
+            LetterError: the letters cannot be read.
+        """
+        if self.is_there:
+            await self.call(lambda store: None)
+
+        def copy(disk: Disk) -> None:
+            if self._store is not None:
+                self._store.copy_to(disk)
+
+        return copy
+
     async def _job(self, work: Callable[[], _T]) -> _T:
         found: list[_T] = []
         failures: list[LetterError] = []

@@ -57,6 +57,6 @@ def max_memory_option() -> int:
         "max-memory",
         0,
         INT,
-        "bytes of all waiting messages in memory together; what is over goes to disk, oldest "
-        "queues first (0: no limit)",
+        "bytes of all waiting and deferred messages in memory together; what is over goes to "
+        "disk, oldest queues first (0: no limit)",
     )

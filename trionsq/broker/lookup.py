@@ -20,7 +20,7 @@ from trionsq.broker.lookup_peer import LookupPeer, Registration
 from trionsq.broker.options import NsqdOptions
 from trionsq.broker.runtime import ListeningPorts, LiveOptions
 from trionsq.broker.topic import Topic
-from trionsq.daemon.tokens import bearer_of
+from trionsq.daemon.tokens import bearer_of, read_token
 from trionsq.logtext import printable
 from trionsq.wire.lookup import LookupdInfo
 from trionsq.wire.names import is_ephemeral, is_valid_name
@@ -135,9 +135,16 @@ class Lookups:
     # What the peers register
 
     def identity(self) -> dict[str, str | int]:
-        """The fields of IDENTIFY about this nsqd."""
+        """The fields of IDENTIFY about this nsqd; the token is ours, if there is one."""
         options = self._live_options.current
+        try:
+            path = options.lookupd_token_file
+            token = {"auth_token": read_token(path)} if path else {}
+        except OSError as error:
+            log.error("LOOKUP: --lookupd-token-file: %s", error)
+            token = {}
         return {
+            **token,
             "broadcast_address": options.broadcast_address,
             "hostname": socket.gethostname(),
             "http_port": options.broadcast_http_port or self._ports.http,

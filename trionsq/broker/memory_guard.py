@@ -2,7 +2,8 @@
 
 --mem-queue-size counts the messages of each queue: thousands of topics with large messages have no
 bound by it. Over the limit all queues append to disk, and what they have goes there as well, that
-of the queue with the oldest message first, until a tenth of the limit is free.
+of the queue with the oldest message first, until a tenth of the limit is free. Deferred messages
+count; over the limit those that come go to the disk queues of their channels with their due times.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import trio
 
 from trionsq.broker.frozen import FrozenQueue
 from trionsq.broker.topic import Topic
-from trionsq.core.bounded import WeighedQueue
+from trionsq.core.channel import ChannelState
+from trionsq.core.deferred import Deferred
 from trionsq.core.queue import BackendError, Store
+from trionsq.core.weighed import WeighedQueue
 from trionsq.wire.names import is_ephemeral
 
 __all__ = ["MemoryGuard"]
@@ -38,7 +41,7 @@ class MemoryGuard:
     """Watches the memory of waiting messages.
 
     Attributes:
-        nbytes: of their bodies, at the last sum; None without --max-memory.
+        nbytes: of their bodies, at the last sum; None without --max-memory. With deferred ones.
         is_over: whether all queues append to disk.
         moved_count: messages that went to disk because of it, since the start.
     """
@@ -51,6 +54,7 @@ class MemoryGuard:
         self._max_bytes = max_bytes
         # The queues that append to disk, with the limits that they had.
         self._closed: dict[Store, int] = {}
+        self._shedding: list[ChannelState] = []
 
     def __repr__(self) -> str:
         return f"<MemoryGuard {self.nbytes} of {self._max_bytes} bytes>"
@@ -78,6 +82,13 @@ class MemoryGuard:
                 self._close(store)
             if number % _MAX_LOOKS == 0:
                 await trio.lowlevel.checkpoint()
+        for number, channel in enumerate(list(self._channels()), 1):
+            if isinstance(channel.deferred, Deferred):
+                nbytes += channel.deferred.nbytes
+                if self.is_over and not channel.sheds:
+                    self._shed(channel)
+            if number % _MAX_LOOKS == 0:
+                await trio.lowlevel.checkpoint()
         self.nbytes = nbytes
         if nbytes > self._max_bytes:
             await self._free_memory(stores)
@@ -86,6 +97,9 @@ class MemoryGuard:
             for store, limit in self._closed.items():
                 store.change_limit(limit)
             self._closed.clear()
+            for channel in self._shedding:
+                channel.sheds = False
+            self._shedding.clear()
             log.info("NSQ: %d bytes of messages wait in memory; it takes messages again", nbytes)
 
     @property
@@ -99,9 +113,20 @@ class MemoryGuard:
                 continue  # it is being moved to a log
             if not is_ephemeral(topic.name):
                 yield topic.core.store
+        for channel in self._channels():
+            yield channel.store
+
+    def _channels(self) -> Iterator[ChannelState]:
+        for topic in self._topics.values():
+            if isinstance(topic.core.store.backend, FrozenQueue):
+                continue
             for channel in topic.core.channels.values():
-                if not is_ephemeral(channel.name):
-                    yield channel.store
+                if not is_ephemeral(channel.name) and not is_ephemeral(topic.name):
+                    yield channel
+
+    def _shed(self, channel: ChannelState) -> None:
+        channel.sheds = True
+        self._shedding.append(channel)
 
     def _close(self, store: Store) -> None:
         self._closed[store] = store.limit
@@ -118,6 +143,9 @@ class MemoryGuard:
                 self._close(store)
                 if number % _MAX_LOOKS == 0:
                     await trio.lowlevel.checkpoint()
+            for channel in self._channels():
+                if isinstance(channel.deferred, Deferred):
+                    self._shed(channel)
         assert self.nbytes is not None
         until = time.perf_counter() + _STEP_S
         for store in sorted(stores, key=_age):

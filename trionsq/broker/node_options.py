@@ -42,7 +42,7 @@ def lookupd_token_file_option() -> str:
         "lookupd-token-file",
         "",
         STRING,
-        "path of a file with the token for the HTTP API of nsqlookupds (empty: none)",
+        "path of a file with the token for nsqlookupds, for registering and asking (empty: none)",
     )
 
 

@@ -22,13 +22,8 @@ from trionsq.broker.replaced_file import ReplacedFile
 from trionsq.broker.runtime import Clock
 from trionsq.broker.topic import Topic
 from trionsq.core.channel import ChannelState
-from trionsq.core.governed import (
-    GovernedChannel,
-    GovernedTopic,
-    govern_channel,
-    govern_topic,
-    is_governed,
-)
+from trionsq.core.governed import GovernedChannel, govern_channel
+from trionsq.core.governed_topic import GovernedTopic, govern_topic, is_governed
 from trionsq.core.policies import Policy, PolicyError, PolicySet, parse_policies
 from trionsq.core.topic import TopicState
 from trionsq.storage.folder import DataFolder, Job, reason_of

@@ -170,6 +170,7 @@ class TopicRegistry:
         core = ChannelState(name, self._memory_limit(name), backend, self._random)
         core.failed = partial(self._defects.note, "channel", f"CHANNEL({topic.name}:{name})")
         core.due_on_clock_ns = partial(self._clock.due_ns, self._options.max_delay_ns)
+        core.clock_ns = self._clock.deferral_ns
         core.wake_at = partial(self.scan_queue.set_time, core)
         if begin_at is not None:
             core.replayed_count = core.depth
@@ -195,8 +196,10 @@ class TopicRegistry:
         """``queue`` is the name of the disk queue."""
         return DiscardingBackend() if is_ephemeral(name) else DiskQueue(queue, self._folder)
 
-    def load(self, records: Sequence[TopicRecord]) -> None:
+    async def load(self, records: Sequence[TopicRecord]) -> None:
         """Make the topics and channels that the metadata name, and those that have a log.
+
+        A cancellation may leave out keys of idempotent publishes.
 
         Raises:
             DataPathError: a log cannot be opened.
@@ -230,11 +233,13 @@ class TopicRegistry:
                     lacks.append(f"{name}:{cursor.name}")
             for lacking in lacks:
                 log.warning("NSQ: nsqd.dat, of another nsqd, lacks %s, which stays", lacking)
-        if self.keys.is_open:
-            found_keys = ((self.topics[name].keys, key) for name, key in self._logs.pop_keys())
-            self.keys.load(found_keys, self._clock.now_s(), self._clock.now_ns())
         self.is_loading = False
         self._log_orphan_queues()
+        if self.keys.is_open:
+            found_keys = ((self.topics[name].keys, key) for name, key in self._logs.pop_keys())
+            now_s, now_ns = self._clock.now_s(), self._clock.now_ns()
+            for _ in self.keys.load_steps(found_keys, now_s, now_ns):
+                await trio.lowlevel.checkpoint()
 
     def _log_orphan_queues(self) -> None:
         """Log which disk queues nobody reads. As in nsqd, their files stay."""

@@ -317,6 +317,7 @@ class Config:
             "output_buffer_size": self.output_buffer_size,
             "output_buffer_timeout": _ms(self.output_buffer_timeout_s),
             "msg_timeout": _ms(self.msg_timeout_s),
+            "dead_letters": True,
         }
         if self.topology_region or self.topology_zone:
             identity["topology_region"] = self.topology_region

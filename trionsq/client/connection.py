@@ -12,15 +12,18 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Generic, NoReturn, TypeVar
+from typing import Final, NoReturn
 
-import trio
+import anyio
+from anyio.abc import TaskStatus
 
 from trionsq.client.config import Config
 from trionsq.client.errors import ClientError, ConnectError, NotConnectedError
 from trionsq.client.handshake import DEFAULT_MAX_RDY, Dial, Handshake, dial_tcp
+from trionsq.client.reply import Reply
 from trionsq.hostport import parse_address
-from trionsq.transports.transport import SocketTransport, Transport
+from trionsq.transports.runtime import Event, Token, checkpoint, current_time, new_event
+from trionsq.transports.transport import BaseSocketTransport, Transport
 from trionsq.wire import commands
 from trionsq.wire.client import (
     MAX_FRAME_BYTES,
@@ -34,9 +37,7 @@ from trionsq.wire.client import (
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.frames import MESSAGE_META_BYTES
 
-__all__ = ["Connection", "Reply"]
-
-T = TypeVar("T")
+__all__ = ["Connection"]
 
 log = logging.getLogger("trionsq.client")
 
@@ -53,54 +54,6 @@ _MAX_WRITE_BYTES: Final = 1024 * 1024
 _MAX_FRAMES_A_TURN: Final = 128
 # How long to read on when the connection seems broken: nsqd may have said why.
 _LAST_WORDS_S: Final = 0.1
-
-
-class Reply(Generic[T]):
-    """A value that one task will receive from another, or an error.
-
-    Attributes:
-        is_done: whether the value or the error has been set.
-    """
-
-    __slots__ = ("_done", "_error", "_value", "is_done")
-
-    def __init__(self) -> None:
-        self.is_done = False
-        self._value: T | None = None
-        self._error: Exception | None = None
-        # Made only when a task has to wait: most replies to pipelined commands come before that.
-        self._done: trio.Event | None = None
-
-    def set_value(self, value: T) -> None:
-        """Set the value. Nobody needs to wait for it."""
-        self._value = value
-        self._finish()
-
-    def set_error(self, error: Exception) -> None:
-        """Set the error that `wait` will raise."""
-        self._error = error
-        self._finish()
-
-    def _finish(self) -> None:
-        self.is_done = True
-        if self._done is not None:
-            self._done.set()
-
-    async def wait(self) -> T:
-        """Wait for the value and return it. Not a checkpoint if it is already set.
-
-        Cancelling the wait loses nothing.
-
-        Raises:
-            Exception: the error that was set.
-        """
-        if not self.is_done:
-            if self._done is None:
-                self._done = trio.Event()
-            await self._done.wait()
-        if self._error is not None:
-            raise self._error
-        return self._value  # type: ignore[return-value]
 
 
 class Connection:
@@ -126,20 +79,20 @@ class Connection:
         self.on_refused: Callable[[ErrorFrame], None] = self._log_refused
         self.is_open = True
         self.failure: Exception | None = None
-        self.ended = trio.Event()
+        self.ended = new_event()
         self._transport = handshake.transport
         self._config = config
         self._decoder = decoder
         self._out: deque[bytes] = deque()
         self._pending_bytes = 0
-        # Set when there is something to write; replaced by the writer before it waits.
-        self._wake = trio.Event()
+        # Set when there is something to write.
+        self._wake = Token()
         # Made by the first task that waits for room.
-        self._room: trio.Event | None = None
+        self._room: Event | None = None
         self._replies: deque[Reply[bytes]] = deque()
         self._last_read_s = 0.0
         self._is_ending = False
-        self._scope = trio.CancelScope()
+        self._scope = anyio.CancelScope()
 
     def __repr__(self) -> str:
         state = "open" if self.is_open else f"closed ({self.failure})"
@@ -158,14 +111,14 @@ class Connection:
         """
         host, port = parse_address(address)
         transport: Transport | None = None
-        with trio.move_on_after(config.dial_timeout_s):
+        with anyio.move_on_after(config.dial_timeout_s):
             try:
                 transport = await dial(host, port, config.local_addr)
             except OSError as error:
                 raise ConnectError(f"{address}: {error}") from error
         if transport is None:
             raise ConnectError(f"{address}: not connected within {config.dial_timeout_s:g} s")
-        if config.tcp_user_timeout_s and isinstance(transport, SocketTransport):
+        if config.tcp_user_timeout_s and isinstance(transport, BaseSocketTransport):
             transport.set_user_timeout(config.tcp_user_timeout_s)
         max_frame_bytes = MAX_FRAME_BYTES
         if config.max_msg_size:
@@ -220,7 +173,7 @@ class Connection:
         """Wait for room: at most 1 MiB unsent and 65,536 answers missing. No wait if so."""
         while self.is_open and not self.has_room:
             if self._room is None:
-                self._room = trio.Event()
+                self._room = new_event()
             await self._room.wait()
 
     def _release_room(self) -> None:
@@ -230,17 +183,17 @@ class Connection:
 
     # Its tasks
 
-    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(self, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Read and write until the connection ends; then all open requests fail.
 
         Returns without an exception; see `failure`. Cancelling closes the connection at once.
         """
-        self._last_read_s = trio.current_time()
+        self._last_read_s = current_time()
         try:
-            async with trio.open_nursery() as nursery:
-                self._scope = nursery.cancel_scope
-                nursery.start_soon(self._write)
-                nursery.start_soon(self._watch_silence)
+            async with anyio.create_task_group() as tasks:
+                self._scope = tasks.cancel_scope
+                tasks.start_soon(self._write)
+                tasks.start_soon(self._watch_silence)
                 task_status.started()
                 await self._read()
         finally:
@@ -288,7 +241,7 @@ class Connection:
                 except OSError as error:
                     # If nsqd sent an error before it closed, that error says more.
                     self.is_open = False
-                    await trio.sleep(_LAST_WORDS_S)
+                    await anyio.sleep(_LAST_WORDS_S)
                     self._fail(error)
                     return
                 self._pending_bytes -= len(data)
@@ -297,7 +250,7 @@ class Connection:
                 self._transport.end_sending()
                 return
             else:
-                self._wake = trio.Event()
+                self._wake.clear()
                 await self._wake.wait()
 
     def _pop_data(self) -> bytes:
@@ -319,7 +272,7 @@ class Connection:
             return
         view = memoryview(data)[sent:]
         while view:
-            with trio.move_on_after(self._config.write_timeout_s) as timeout:
+            with anyio.move_on_after(self._config.write_timeout_s) as timeout:
                 await self._transport.wait_writable()
             if timeout.cancelled_caught:
                 raise TimeoutError(f"nsqd read nothing for {self._config.write_timeout_s:g} s")
@@ -337,14 +290,14 @@ class Connection:
                 if data is None or len(data) < _READ_BYTES:
                     await transport.wait_readable()
                 else:
-                    await trio.lowlevel.checkpoint()
+                    await checkpoint()
                 data = transport.receive_nowait(_READ_BYTES)
                 if data is None:
                     continue
                 if not data:
                     self._fail(NotConnectedError(f"{self.address}: closed by nsqd"))
                     return
-                self._last_read_s = trio.current_time()
+                self._last_read_s = current_time()
                 decoder.feed(data)
                 columns = decoder.pop_columns()
                 if columns.ids:
@@ -352,7 +305,7 @@ class Connection:
                 for number, frame in enumerate(decoder, 1):
                     self._handle_frame(frame)
                     if number % _MAX_FRAMES_A_TURN == 0:
-                        await trio.lowlevel.checkpoint()
+                        await checkpoint()
         except (OSError, FrameError) as error:
             self._fail(error)
 
@@ -388,10 +341,10 @@ class Connection:
         timeout_s = self._config.read_timeout_s
         while True:
             last_s = self._last_read_s
-            await trio.sleep_until(last_s + timeout_s)
+            await anyio.sleep_until(last_s + timeout_s)
             if self._last_read_s == last_s:
                 # Perhaps this program was stopped: let it first read what has arrived.
-                await trio.sleep(_LAST_WORDS_S)
+                await anyio.sleep(_LAST_WORDS_S)
             if self._last_read_s == last_s:
                 self._fail(NotConnectedError(f"{self.address}: silent for {timeout_s:g} s"))
 

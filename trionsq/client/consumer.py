@@ -9,30 +9,30 @@ Spec: client, sections 3 to 8.
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from random import Random
 from types import TracebackType
-from typing import Final, Self, TypeAlias
+from typing import Any, Final, Generic, Self
 
-import trio
+import anyio
+from anyio.abc import TaskGroup
 
-from trionsq import httpget
+from trionsq.client import lookupget
+from trionsq.client.arrivals import Arrivals
 from trionsq.client.backoff import Outcome
+from trionsq.client.codecs import Codec, T
 from trionsq.client.config import Config
 from trionsq.client.discovery import Discovery, Get
 from trionsq.client.errors import AlreadyConnectedError, ClientError, DiscoveryError, StoppedError
 from trionsq.client.flow import FlowControl
+from trionsq.client.giving_up import GiveUp, Undeliverable
+from trionsq.client.handling import Handler, handle_messages
 from trionsq.client.handshake import Dial, dial_tcp
 from trionsq.client.message import (
     Batch,
     BatchIterator,
     ConsumerStats,
-    Handler,
-    Message,
     MessageIterator,
-    drop_lost,
-    handle_messages,
 )
 from trionsq.client.nursery import ShieldedNursery
 from trionsq.client.subscribed_connection import (
@@ -42,20 +42,19 @@ from trionsq.client.subscribed_connection import (
     wait_until_connected,
 )
 from trionsq.hostport import parse_address
+from trionsq.transports.runtime import Token, checkpoint
 from trionsq.wire.names import is_valid_name
 
 __all__ = ["Consumer", "GiveUp", "Handler"]
 
 log = logging.getLogger("trionsq.client")
 
-GiveUp: TypeAlias = Callable[[Message], Awaitable[object]]
-
 _STOP_S: Final = 30.0
 # In one turn of the event loop: tasks to start, messages to give up.
 _MAX_A_TURN: Final = 128
 
 
-class Consumer:
+class Consumer(Generic[T]):
     """Receives the messages of a channel.
 
     ::
@@ -82,11 +81,12 @@ class Consumer:
         nsqd_tcp_addresses: Iterable[str] = (),
         lookupd_http_addresses: Iterable[str] = (),
         config: Config | None = None,
+        codec: Codec[T] | None = None,
         on_give_up: GiveUp | None = None,
         address_filter: Callable[[str], bool] | None = None,
         drain_timeout_s: float = 5.0,
         dial: Dial = dial_tcp,
-        get: Get = httpget.get,
+        get: Get = lookupget.get,
         random: Random | None = None,
     ) -> None:
         """Args:
@@ -94,8 +94,11 @@ class Consumer:
             nsqd_tcp_addresses: ``host:port``.
             lookupd_http_addresses: ``host:port`` or a URL; asked for the nsqds of the topic.
             config: options.
-            on_give_up: awaited with each message that had more than max_attempts, before it is
-                finished. If it raises, the message is requeued instead.
+            codec: makes the ``body`` of each `Message` of its bytes; None: bytes. Those of
+                `batches` stay bytes.
+            on_give_up: awaited with each message that had more than max_attempts or whose body the
+                codec refuses, before it is finished; its body is bytes. If it raises, the message
+                is requeued instead.
             address_filter: returns whether to connect to a discovered nsqd.
             drain_timeout_s: time limit for returning messages and closing at the end.
             dial, get, random: for tests.
@@ -115,23 +118,22 @@ class Consumer:
         self._first_addresses = [_checked(address) for address in nsqd_tcp_addresses]
         for address in lookupd_http_addresses:
             self._discovery.add(address)
-        self._on_give_up = on_give_up
+        self._undeliverable = Undeliverable(f"{topic}:{channel}", on_give_up)
         self._filter = address_filter
         self._drain_timeout_s = drain_timeout_s
-        self._nursery = ShieldedNursery()
-        self._tasks: trio.Nursery | None = None
+        self._nursery = ShieldedNursery(self._begin_stop)
+        self._tasks: TaskGroup | None = None
         self._loops: dict[str, ReconnectLoop] = {}
-        # Batches for the program; True: more than max_attempts. Closed once all loops have ended.
-        self._arrivals, self._batches = trio.open_memory_channel[tuple[Batch, bool]](math.inf)
+        # Batches for the program. Closed once all loops have ended.
+        self._arrivals = Arrivals()
         self._is_stopping = False
-        self._messages = MessageIterator(self)
-        self._counts = dict.fromkeys(("received", "finished", "requeued", "given_up", "refused"), 0)
+        self._stop_requested = Token()
+        self._messages = MessageIterator[T](self, codec, self._undeliverable.give_up_undecodable)
+        self._counts = dict.fromkeys(("received", "finished", "requeued", "refused"), 0)
 
     def __repr__(self) -> str:
         state = " stopping" if self._is_stopping else ""
         return f"<Consumer {self.topic}:{self.channel}{state} {list(self._loops.values())}>"
-
-    # Beginning and end
 
     async def __aenter__(self) -> Self:
         """Connect to the given nsqds. Connections to discovered ones are made in the background.
@@ -147,6 +149,7 @@ class Consumer:
         self._tasks = await self._nursery.open()
         try:
             self.flow.start(self._tasks)
+            self._tasks.start_soon(self._stop_on_request, self._tasks)
             first = self._first_addresses
             loops = [self._start_loop(address, is_endless=True) for address in first]
             if self._discovery.urls:
@@ -168,24 +171,30 @@ class Consumer:
     async def _leave(self) -> None:
         """Return unanswered messages to nsqd, close the connections, end the tasks."""
         self._begin_stop()
-        drop_lost(None, self._batches)
-        with trio.move_on_after(self._drain_timeout_s, shield=True):
-            async with trio.open_nursery() as nursery:
-                await self._start_for_each_loop(
-                    nursery, ReconnectLoop.return_and_stop, self._drain_timeout_s
-                )
-        await self._nursery.close()
+        self._arrivals.drop_all()
+        try:
+            with anyio.move_on_after(self._drain_timeout_s, shield=True):
+                async with anyio.create_task_group() as tasks:
+                    await self._start_for_each_loop(
+                        tasks, ReconnectLoop.return_and_stop, self._drain_timeout_s
+                    )
+        finally:
+            await self._nursery.close()
 
     def stop(self) -> None:
         """Begin the orderly end: receive no more messages, hand out those received, end the loops.
 
         The connections are closed once everything is answered, or after 30 s. May be called from
-        any task, and more than once.
+        any task, from a callback of asyncio's loop such as a signal handler, and more than once.
         """
         if self._is_stopping or self._tasks is None:
             return
         self._begin_stop()
-        self._tasks.start_soon(self._start_for_each_loop, self._tasks, ReconnectLoop.stop, _STOP_S)
+        self._stop_requested.set()
+
+    async def _stop_on_request(self, tasks: TaskGroup) -> None:
+        await self._stop_requested.wait()
+        await self._start_for_each_loop(tasks, ReconnectLoop.stop, _STOP_S)
 
     def _begin_stop(self) -> None:
         self._is_stopping = True
@@ -199,18 +208,18 @@ class Consumer:
 
     async def _start_for_each_loop(
         self,
-        nursery: trio.Nursery,
-        method: Callable[[ReconnectLoop, float], Awaitable[None]],
+        tasks: TaskGroup,
+        method: Callable[[ReconnectLoop, float], Coroutine[Any, Any, None]],
         timeout_s: float,
     ) -> None:
         for started, loop in enumerate(list(self._loops.values()), 1):
-            nursery.start_soon(method, loop, timeout_s)
+            tasks.start_soon(method, loop, timeout_s)
             if started % _MAX_A_TURN == 0:
-                await trio.lowlevel.checkpoint()
+                await checkpoint()
 
     # Messages
 
-    def __aiter__(self) -> MessageIterator:
+    def __aiter__(self) -> MessageIterator[T]:
         return self._messages
 
     def batches(self, *, finish: bool = False) -> BatchIterator:
@@ -222,7 +231,7 @@ class Consumer:
         """
         return BatchIterator(self, finish=finish)
 
-    async def run(self, handler: Handler, concurrency: int = 1) -> None:
+    async def run(self, handler: Handler[T], concurrency: int = 1) -> None:
         """Call the handler with each message, up to ``concurrency`` at once, until `stop`.
 
         A message is finished when its handler returns. If the handler raises, the message is
@@ -230,8 +239,7 @@ class Consumer:
         handler has answered itself or ``message.auto_response`` is False. Cancelling returns the
         messages in progress to nsqd.
         """
-        name = f"{self.topic}:{self.channel}"
-        await handle_messages(self._messages, handler, concurrency, name)
+        await handle_messages(self._messages, handler, concurrency, f"{self.topic}:{self.channel}")
 
     async def next_batch(self) -> Batch:
         """The next batch. A checkpoint; cancelling loses nothing.
@@ -240,43 +248,21 @@ class Consumer:
             StoppedError: the consumer was stopped, and no messages are left.
         """
         while True:
-            try:
-                batch, is_given_up = await self._batches.receive()
-            except trio.EndOfChannel:
-                raise StoppedError("the consumer was stopped") from None
+            batch, is_given_up = await self._arrivals.take()
             if is_given_up:
-                await self._give_up(batch)
+                await self._undeliverable.give_up(batch)
             # nsqd redelivers the messages of a broken connection.
             elif batch.is_answerable:
                 return batch
 
-    async def _give_up(self, batch: Batch) -> None:
-        for number, message in enumerate(batch, 1):
-            try:
-                # Each message is a line of the log, and on_give_up need not be a checkpoint.
-                if number % _MAX_A_TURN == 0 or number == len(batch):
-                    await trio.lowlevel.checkpoint()
-                if self._on_give_up is not None:
-                    await self._on_give_up(message)
-            except Exception:
-                log.exception("%s:%s: on_give_up failed", self.topic, self.channel)
-                message.requeue()
-            except BaseException:
-                batch.requeue(0, backoff=False)
-                raise
-            else:
-                log.warning("%s:%s: giving up %r", self.topic, self.channel, message)
-                self._counts["given_up"] += message.finish()
-
-    # For its connections (`trionsq.client.subscribed_connection.ConnectionOwner`)
-
+    # For its connections: see `ConnectionOwner`
     def queue_batch(self, batch: Batch) -> None:
         self._counts["received"] += len(batch)
-        self._arrivals.send_nowait((batch, False))
+        self._arrivals.put(batch, is_given_up=False)
 
     def queue_given_up(self, batch: Batch) -> None:
         self._counts["received"] += len(batch)
-        self._arrivals.send_nowait((batch, True))
+        self._arrivals.put(batch, is_given_up=True)
 
     def note_answer(self, count: int, outcome: Outcome | None, has_made_room: bool) -> None:
         self._counts["finished" if outcome is Outcome.SUCCESS else "requeued"] += count
@@ -284,7 +270,7 @@ class Consumer:
 
     def connection_lost(self, connection: SubscribedConnection) -> None:
         self.flow.remove_connection(connection)
-        drop_lost(self._arrivals, self._batches)
+        self._arrivals.drop_lost()
         self._counts["refused"] += connection.refused
         self._discovery.request_poll()
 
@@ -321,14 +307,13 @@ class Consumer:
         refused = self._counts["refused"] + sum(connection.refused for connection in subscribed)
         return ConsumerStats(
             **(self._counts | {"refused": refused}),
+            given_up=self._undeliverable.finished,
             in_flight=sum(connection.share.in_flight for connection in subscribed),
             connections=len(subscribed),
         )
 
-    def _subscribed(self) -> list[SubscribedConnection]:
-        return [loop.subscribed for loop in self._loops.values() if loop.subscribed is not None]
-
-    # nsqds and nsqlookupds
+    def _subscribed(self) -> list[SubscribedConnection]:  # also called by other threads
+        return [loop.subscribed for loop in list(self._loops.values()) if loop.subscribed]
 
     def add_nsqd(self, address: str) -> None:
         """Connect to ``host:port`` as well, and again whenever the connection is lost.
@@ -378,10 +363,10 @@ class Consumer:
             self._close_arrivals_if_stopped()
 
     async def _discover(self) -> None:
-        def log_failure(error: DiscoveryError) -> None:
-            log.warning("%s:%s: no nsqlookupd answers: %s", self.topic, self.channel, error)
+        await self._discovery.run(self._connect_to, self._log_failure, self.random)
 
-        await self._discovery.run(self._connect_to, log_failure, self.random)
+    def _log_failure(self, error: DiscoveryError) -> None:
+        log.warning("%s:%s: no nsqlookupd answers: %s", self.topic, self.channel, error)
 
     async def _connect_to(self, addresses: list[str]) -> None:
         self.random.shuffle(addresses)
@@ -392,7 +377,7 @@ class Consumer:
             if is_allowed and address not in self._loops:
                 self._start_loop(address, is_endless=False)
             if number % _MAX_A_TURN == 0:
-                await trio.lowlevel.checkpoint()
+                await checkpoint()
 
 
 def _checked(address: str) -> str:

@@ -13,15 +13,17 @@ from random import Random
 from typing import Final, NoReturn, Protocol, TypeVar
 from urllib.parse import quote, urlsplit, urlunsplit
 
+import anyio
 import msgspec
-import trio
 
-from trionsq import httpget
+from trionsq.client import lookupget
 from trionsq.client.config import Config
 from trionsq.client.errors import ConfigError, DiscoveryError, LastLookupdError
 from trionsq.hostport import format_address
+from trionsq.httpmessage import Answer, GetError
+from trionsq.transports.runtime import Token, current_time
 
-__all__ = ["Discovery", "Get", "addresses_of", "lookup_url", "topics_of"]
+__all__ = ["Discovery", "Get", "addresses_of", "lookup_headers", "lookup_url", "topics_of"]
 
 T = TypeVar("T")
 
@@ -42,7 +44,7 @@ _MAX_NSQDS: Final = 10_000
 
 
 class Get(Protocol):
-    """`trionsq.httpget.get`, or its replacement in tests."""
+    """`trionsq.client.lookupget.get`, or its replacement in tests."""
 
     def __call__(
         self,
@@ -52,7 +54,7 @@ class Get(Protocol):
         request_timeout_s: float,
         *,
         ssl_context: ssl.SSLContext | None,
-    ) -> Awaitable[httpget.Answer]: ...
+    ) -> Awaitable[Answer]: ...
 
 
 class _UnreachableError(DiscoveryError):
@@ -70,14 +72,14 @@ class Discovery:
         urls: the URLs to request, by the address that was added.
     """
 
-    def __init__(self, topic: str, config: Config, get: Get = httpget.get) -> None:
+    def __init__(self, topic: str, config: Config, get: Get = lookupget.get) -> None:
         self.urls: dict[str, str] = {}
         self._last_answers: dict[str, list[str]] = {}
         self._topic = topic
         self._config = config
         self._get = get
         self._next = 0
-        self._wake = trio.Event()
+        self._wake = Token()
         self._gap_s = math.inf
 
     def add(self, address: str) -> None:
@@ -121,7 +123,7 @@ class Discovery:
         wait_s = interval_s * (1 + random.random() * self._config.lookupd_poll_jitter)
         is_first = True
         while True:
-            polled_s = trio.current_time()
+            polled_s = current_time()
             addresses: list[str] = []
             try:
                 addresses = await self.poll()
@@ -137,11 +139,11 @@ class Discovery:
             is_first = False
             gap_s = self._gap_s * (1 + random.random() * _SPREAD)
             self._gap_s *= 2
-            with trio.move_on_at(polled_s + min(wait_s, gap_s)):
+            with anyio.CancelScope(deadline=polled_s + min(wait_s, gap_s)):
                 await self._wake.wait()
-                await trio.sleep_until(polled_s + min(_GAP_S, interval_s))
+                await anyio.sleep_until(polled_s + min(_GAP_S, interval_s))
             # The next poll serves all requests so far.
-            self._wake = trio.Event()
+            self._wake.clear()
             wait_s = interval_s
 
     async def poll(self) -> list[str]:
@@ -158,14 +160,14 @@ class Discovery:
             try:
                 answer = await self._get(
                     url,
-                    self._headers(),
+                    lookup_headers(self._config),
                     min(self._config.dial_timeout_s, self._config.lookupd_poll_timeout_s),
                     self._config.lookupd_poll_timeout_s,
                     ssl_context=self._ssl_context(url),
                 )
                 addresses = self._last_answers[url] = addresses_of(answer)
                 return addresses.copy()
-            except (httpget.GetError, ConfigError) as error:
+            except (GetError, ConfigError) as error:
                 failures.append(f"{url}: {error}")
             except DiscoveryError as error:
                 failures.append(f"{url}: {error}")
@@ -179,11 +181,13 @@ class Discovery:
         """The authorities trusted for nsqd are trusted for nsqlookupd too."""
         return self._config.ssl_context() if url.startswith("https:") else None
 
-    def _headers(self) -> dict[str, str]:
-        headers = {"Accept": _ACCEPT}
-        if self._config.auth_secret and self._config.skip_lookupd_authorization:
-            headers["Authorization"] = f"Bearer {self._config.auth_secret}"
-        return headers
+
+def lookup_headers(config: Config) -> dict[str, str]:
+    """The headers of requests to nsqlookupd."""
+    headers = {"Accept": _ACCEPT}
+    if config.auth_secret and config.skip_lookupd_authorization:
+        headers["Authorization"] = f"Bearer {config.auth_secret}"
+    return headers
 
 
 def lookup_url(address: str, topic: str) -> str:
@@ -230,7 +234,7 @@ _LOOKUP_DECODER: Final = msgspec.json.Decoder(_LookupAnswer)
 _TOPICS_DECODER: Final = msgspec.json.Decoder(_TopicsAnswer)
 
 
-def addresses_of(answer: httpget.Answer) -> list[str]:
+def addresses_of(answer: Answer) -> list[str]:
     """``host:port`` of each nsqd in an answer to /lookup, also in the wrapped form of before 1.0.
 
     Raises:
@@ -251,7 +255,7 @@ def addresses_of(answer: httpget.Answer) -> list[str]:
     return [_address(producer) for producer in producers]
 
 
-def topics_of(answer: httpget.Answer) -> list[str]:
+def topics_of(answer: Answer) -> list[str]:
     """The names in an answer to /topics, unchecked; also in the wrapped form of before 1.0.
 
     Raises:
@@ -266,7 +270,7 @@ def topics_of(answer: httpget.Answer) -> list[str]:
     return topics
 
 
-def _decoded(answer: httpget.Answer, decoder: msgspec.json.Decoder[T]) -> T:
+def _decoded(answer: Answer, decoder: msgspec.json.Decoder[T]) -> T:
     if len(answer.body) > _MAX_ANSWER_BYTES:
         raise DiscoveryError(f"the answer is larger than {_MAX_ANSWER_BYTES >> 20} MiB")
     try:

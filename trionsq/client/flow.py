@@ -14,15 +14,16 @@ Spec: client, sections 4 and 6.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
-import trio
+import anyio
 
 from trionsq.client.backoff import Backoff, Outcome, Pause, Phase, Resume, strategy_of
 from trionsq.client.config import Config
+from trionsq.transports.runtime import Token, checkpoint, current_time
 
 __all__ = ["SETTLE_S", "FlowControl", "Plan", "RdyReceiver", "Share", "even_share", "plan"]
 __all__ += ["plan_test", "redistribute"]
@@ -168,6 +169,12 @@ def redistribute(
     ]
 
 
+class TaskStarter(Protocol):
+    """A task group or a nursery."""
+
+    def start_soon(self, func: Callable[[], Coroutine[Any, Any, Any]], /) -> Any: ...
+
+
 class RdyReceiver(Protocol):
     """A connection, as flow control knows it.
 
@@ -209,12 +216,11 @@ class FlowControl:
         # Connections to try last while testing.
         self._avoided: Collection[RdyReceiver] = ()
         self._resume_at_s = 0.0
-        # Each is replaced by the task that waits for it.
-        self._plan_requested = trio.Event()
-        self._paused = trio.Event()
-        self._lowered = trio.Event()
+        self._plan_requested = Token()
+        self._paused = Token()
+        self._lowered = Token()
 
-    def start(self, tasks: trio.Nursery) -> None:
+    def start(self, tasks: TaskStarter) -> None:
         """Start the tasks that plan and keep the time."""
         tasks.start_soon(self._plan_on_request)
         tasks.start_soon(self._settle_lowered)
@@ -267,7 +273,7 @@ class FlowControl:
     def _apply_backoff(self, action: Pause | Resume) -> None:
         if isinstance(action, Pause):
             log.warning("backing off for %g s (level %d)", action.duration_s, self.backoff.level)
-            self._resume_at_s = trio.current_time() + action.duration_s
+            self._resume_at_s = current_time() + action.duration_s
             self._paused.set()
         else:
             log.info("leaving backoff")
@@ -278,7 +284,6 @@ class FlowControl:
     async def _plan_on_request(self) -> NoReturn:
         while True:
             await self._plan_requested.wait()
-            self._plan_requested = trio.Event()
             await self._send_plan()
 
     async def _send_plan(self) -> None:
@@ -306,15 +311,14 @@ class FlowControl:
             # The connection may have begun to close since the plan was made.
             connection.send_rdy(min(rdy, connection.share.max_rdy))
             if number % _MAX_CONNECTIONS_A_TURN == 0:
-                await trio.lowlevel.checkpoint()
+                await checkpoint()
 
     async def _settle_lowered(self) -> NoReturn:
         """Settle each lowered RDY after a while; the room that it left can then be given away."""
         while True:
             await self._lowered.wait()
-            self._lowered = trio.Event()
-            await trio.sleep(SETTLE_S)
-            now_s = trio.current_time()
+            await anyio.sleep(SETTLE_S)
+            now_s = current_time()
             for connection in self.connections:
                 if now_s - connection.lowered_s >= SETTLE_S:
                     connection.share.settle()
@@ -323,7 +327,7 @@ class FlowControl:
     async def _redistribute(self) -> NoReturn:
         """Let connections take turns when there is less than RDY 1 for each."""
         while True:
-            await trio.sleep(self._config.rdy_redistribute_interval_s)
+            await anyio.sleep(self._config.rdy_redistribute_interval_s)
             if self._is_short:
                 await self._count_overdue()
             count = len(self.connections)
@@ -334,7 +338,7 @@ class FlowControl:
             connections = list(self.connections)
             dropped = redistribute(
                 [connection.share for connection in connections],
-                trio.current_time(),
+                current_time(),
                 self._config.low_rdy_idle_timeout_s,
                 self._config.low_rdy_timeout_s,
             )
@@ -347,16 +351,15 @@ class FlowControl:
     async def _count_overdue(self) -> None:
         for number, connection in enumerate(list(self.connections), 1):
             before = connection.share.exposure
-            connection.count_overdue(trio.current_time())
+            connection.count_overdue(current_time())
             if connection.share.exposure < before:
                 self._plan_requested.set()
             if number % _MAX_CONNECTIONS_A_TURN == 0:
-                await trio.lowlevel.checkpoint()
+                await checkpoint()
 
     async def _end_pauses(self) -> NoReturn:
         while True:
             await self._paused.wait()
-            self._paused = trio.Event()
-            await trio.sleep_until(self._resume_at_s)
+            await anyio.sleep_until(self._resume_at_s)
             self.backoff.pause_over()
             self._plan_requested.set()

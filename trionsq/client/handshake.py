@@ -9,12 +9,11 @@ Spec: client, section 1; tcp-protocol, sections 8 (IDENTIFY, upgrade order) and 
 from __future__ import annotations
 
 import json
-import socket
 import struct
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeAlias
 
-import trio
+import anyio
 
 from trionsq.client.config import Config, reason_of
 from trionsq.client.errors import (
@@ -26,9 +25,10 @@ from trionsq.client.errors import (
     UpgradeError,
 )
 from trionsq.hostport import parse_address
+from trionsq.transports import runtime
 from trionsq.transports.compression import DeflateLayer, SnappyLayer
 from trionsq.transports.tls import SslEngine, TlsInfo, start_tls
-from trionsq.transports.transport import LayeredTransport, SocketTransport, Transport
+from trionsq.transports.transport import LayeredTransport, Transport
 from trionsq.wire import commands
 from trionsq.wire.client import ColumnDecoder, ErrorFrame, FrameError, MessageFrame, Response
 
@@ -51,8 +51,13 @@ Dial: TypeAlias = Callable[[str, int, str], Awaitable[Transport]]
 async def dial_tcp(host: str, port: int, local_address: str) -> Transport:
     """Connect by TCP. Each call resolves the name again. Raises OSError."""
     local = parse_address(local_address)[0] if ":" in local_address else local_address
-    stream = await trio.open_tcp_stream(host, port, local_address=local or None)
-    return SocketTransport(socket.socket(fileno=stream.socket.detach()))
+    if runtime.is_trio():
+        from trionsq.transports import trio_sockets
+
+        return await trio_sockets.connect(host, port, local or None)
+    from trionsq.transports import asyncio_sockets
+
+    return await asyncio_sockets.connect(host, port, local or None)
 
 
 class Handshake:
@@ -101,16 +106,16 @@ class Handshake:
             UpgradeError: nsqd does not offer the requested TLS, or a layer failed.
             AuthError: nsqd refused the secret, or requires one.
         """
-        with trio.move_on_after(self._config.read_timeout_s) as timeout:
+        with anyio.move_on_after(self._config.read_timeout_s) as timeout:
             await self._identify()
         if timeout.cancelled_caught:
             raise ConnectError(f"{self.address}: no answer to IDENTIFY")
-        with trio.move_on_after(self._config.dial_timeout_s) as timeout:
+        with anyio.move_on_after(self._config.dial_timeout_s) as timeout:
             await self._start_layers()
         if timeout.cancelled_caught:
             seconds = f"{self._config.dial_timeout_s:g} s"
             raise UpgradeError(f"{self.address}: {self._layer_names()} not begun within {seconds}")
-        with trio.move_on_after(self._config.read_timeout_s) as timeout:
+        with anyio.move_on_after(self._config.read_timeout_s) as timeout:
             await self._authenticate()
         if timeout.cancelled_caught:
             raise AuthError(f"{self.address}: no answer to AUTH")

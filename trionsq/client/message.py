@@ -4,29 +4,26 @@ Answers (`finish`, `requeue`, `touch`) are not awaited: they are put into the co
 write, which happens as soon as the program awaits anything. So finishing a message costs no task
 switch, a cancellation cannot interrupt it, and all answers to a batch leave in one system call.
 
-Spec: client, sections 1 (message) and 5 (responses, handlers).
+Spec: client, sections 1 (message) and 5 (responses).
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeAlias
-
-import trio
+from typing import Final, Generic, Protocol, TypeAlias
 
 from trionsq.client.backoff import Outcome
+from trionsq.client.codecs import Codec, T
 from trionsq.client.errors import StoppedError
+from trionsq.transports.runtime import checkpoint
 from trionsq.wire.client import Columns
+from trionsq.wire.commands import give_up
 
 __all__ = ["Batch", "BatchIterator", "BatchOrigin", "BatchSource", "ConsumerStats"]
-__all__ += ["Handler", "Message", "MessageIterator", "drop_lost"]
-__all__ += ["handle_messages"]
-
-log = logging.getLogger("trionsq.client")
+__all__ += ["Message", "MessageIterator"]
 
 # A loop over messages that awaits nothing lets other tasks run at least this often.
 _MAX_TURN_S: Final = 0.01
@@ -157,25 +154,28 @@ class Batch:
         return True
 
 
-class Message:
+class Message(Generic[T]):
     """One message. The first `finish` or `requeue` counts, later ones do nothing.
 
     Attributes:
         id: 16 hex digits.
-        body: what was published.
+        body: what was published; of a consumer with a codec, what it made of that.
         timestamp_ns: time of publishing, in nanoseconds since the epoch.
         attempts: how often it was delivered, including this time.
         auto_response: whether `Consumer.run` answers for the handler. Set it to False to answer
             later, from anywhere.
     """
 
-    __slots__ = ("_batch", "_index", "attempts", "auto_response", "body", "id", "timestamp_ns")
+    __slots__ = (
+        *("_batch", "_index", "_outcome"),
+        *("attempts", "auto_response", "body", "id", "timestamp_ns"),
+    )
 
     def __init__(self, batch: Batch, index: int) -> None:
         self._batch = batch
         self._index = index
         self.id = batch.ids[index]
-        self.body = batch.bodies[index]
+        self.body: T = batch.bodies[index]  # type: ignore[assignment]
         self.timestamp_ns = batch.timestamps_ns[index]
         self.attempts = batch.attempts[index]
         self.auto_response = True
@@ -194,6 +194,16 @@ class Message:
     def is_open(self) -> bool:
         """Whether it has no answer yet."""
         return self._batch.is_open(self._index)
+
+    @property
+    def was_finished(self) -> bool:
+        """Whether it has an answer, and that was its own `finish`, not the batch's."""
+        return getattr(self, "_outcome", None) is Outcome.SUCCESS
+
+    @property
+    def is_answerable(self) -> bool:
+        """Whether an answer can still reach nsqd; if not, nsqd delivers the message again."""
+        return self._batch.is_answerable
 
     def finish(self) -> bool:
         """FIN: the message is done, nsqd forgets it.
@@ -215,6 +225,14 @@ class Message:
         outcome = Outcome.FAILURE if backoff else Outcome.NEUTRAL
         return self._answer(_requeue_command(self.id, delay_s), outcome)
 
+    def dead_letter(self, reason: str, delay_s: float | None = None) -> bool:
+        """REQ with a reason, of 1 to 200 printable characters: nsqd makes it a dead letter.
+
+        An nsqd that keeps none requeues it with the delay, as of `requeue`. False as for `finish`.
+        """
+        delay_s = self._batch._origin.requeue_delay_s(self.attempts) if delay_s is None else delay_s
+        return self._answer(give_up(self.id, round(delay_s * 1000), reason), Outcome.NEUTRAL)
+
     def touch(self) -> bool:
         """TOUCH: restart its timeout. False as for `finish`."""
         batch = self._batch
@@ -222,7 +240,10 @@ class Message:
 
     def _answer(self, command: bytes, outcome: Outcome) -> bool:
         batch = self._batch
-        return batch._close(self._index) and batch._origin.send_answers(batch, command, 1, outcome)
+        if not batch._close(self._index):
+            return False
+        self._outcome = outcome
+        return batch._origin.send_answers(batch, command, 1, outcome)
 
 
 def _requeue_command(message_id: bytes, delay_s: float) -> bytes:
@@ -266,17 +287,6 @@ class BatchSource(Protocol):
         """The next one; raises StoppedError after the last."""
 
 
-def drop_lost(
-    arrivals: trio.MemorySendChannel[tuple[Batch, bool]] | None,
-    batches: trio.MemoryReceiveChannel[tuple[Batch, bool]],
-) -> None:
-    """Drop batches of ended connections, which nsqd delivers again; all without ``arrivals``."""
-    for _ in range(batches.statistics().current_buffer_used):
-        entry = batches.receive_nowait()
-        if arrivals is not None and entry[0].is_answerable:
-            arrivals.send_nowait(entry)
-
-
 class BatchIterator:
     """See `trionsq.client.Consumer.batches`."""
 
@@ -300,25 +310,40 @@ class BatchIterator:
         return batch
 
 
-class MessageIterator:
+GiveUpUndecodable: TypeAlias = Callable[["Message", Exception], Awaitable[None]]
+
+
+class MessageIterator(Generic[T]):
     """The messages of all batches. Several tasks may iterate at once.
 
     A checkpoint for each batch, and whenever there was none for 10 ms.
     """
 
-    def __init__(self, source: BatchSource) -> None:
+    def __init__(
+        self,
+        source: BatchSource,
+        codec: Codec[T] | None = None,
+        give_up: GiveUpUndecodable | None = None,
+    ) -> None:
         self._source = source
+        self._decode = codec.decode if codec is not None else None
+        self._give_up = give_up
+        self._undecodable: deque[tuple[Message, Exception]] = deque()
         self._pending: deque[tuple[Batch, Iterator[Message]]] = deque()
         self._turn_ends_s = 0.0
 
-    def __aiter__(self) -> MessageIterator:
+    def __aiter__(self) -> MessageIterator[T]:
         return self
 
-    async def __anext__(self) -> Message:
+    async def __anext__(self) -> Message[T]:
         message = self.next_message_nowait()
         while message is None:
-            if self._pending:
-                await trio.lowlevel.checkpoint()
+            if self._undecodable:
+                await checkpoint()  # give_up need not be one
+            if self._undecodable and self._give_up is not None:
+                await self._give_up(*self._undecodable.popleft())
+            elif self._pending:
+                await checkpoint()
             else:
                 try:
                     batch = await self._source.next_batch()
@@ -329,8 +354,8 @@ class MessageIterator:
             message = self.next_message_nowait()
         return message
 
-    def next_message_nowait(self) -> Message | None:
-        """The next message, if there is one and no checkpoint is due."""
+    def next_message_nowait(self) -> Message[T] | None:
+        """The next message, if there is one, it can be decoded, and no checkpoint is due."""
         if time.perf_counter() > self._turn_ends_s:
             return None
         while self._pending:
@@ -339,52 +364,17 @@ class MessageIterator:
             if batch.is_answerable:
                 for message in messages:
                     if message.is_open:
-                        return message
+                        if self._decode is None:
+                            return message  # type: ignore[return-value]
+                        return self._decoded(message)
             self._pending.popleft()
         return None
 
-
-# Handlers
-
-Handler: TypeAlias = Callable[[Message], Awaitable[object]]
-
-
-async def handle_messages(
-    messages: MessageIterator, handler: Handler, concurrency: int, name: str
-) -> None:
-    """Call the handler with each message, in ``concurrency`` tasks, and answer for it.
-
-    Returns after the last message. Cancelling returns the messages in progress to nsqd. ``name``
-    is the consumer's, for the log.
-    """
-    turn = trio.Lock()
-    async with trio.open_nursery() as nursery:
-        for _ in range(concurrency):
-            nursery.start_soon(_handle_in_turn, messages, handler, turn, name)
-
-
-async def _handle_in_turn(
-    messages: MessageIterator, handler: Handler, turn: trio.Lock, name: str
-) -> None:
-    while True:
-        message = messages.next_message_nowait()
-        if message is None:
-            try:
-                # Only one task waits for a batch; the others wait for the lock, and then find the
-                # messages of that batch.
-                async with turn:
-                    message = await anext(messages)
-            except StopAsyncIteration:
-                return
+    def _decoded(self, message: Message) -> Message[T] | None:
         try:
-            await handler(message)
-        except Exception:
-            log.exception("%s: a handler failed", name)
-            if message.auto_response:
-                message.requeue()
-        except BaseException:
-            message.requeue(0, backoff=False)
-            raise
-        else:
-            if message.auto_response:
-                message.finish()
+            if self._decode is not None:
+                message.body = self._decode(message.body)  # type: ignore[assignment]
+        except Exception as error:
+            self._undecodable.append((message, error))
+            return None
+        return message  # type: ignore[return-value]

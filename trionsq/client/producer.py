@@ -9,12 +9,14 @@ import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Generic, Self
 
-import trio
+import anyio
+from anyio.abc import TaskGroup
 
+from trionsq.client.codecs import Codec, T
 from trionsq.client.config import Config
-from trionsq.client.connection import Connection, Reply
+from trionsq.client.connection import Connection
 from trionsq.client.errors import (
     ClientError,
     ConnectError,
@@ -25,6 +27,7 @@ from trionsq.client.errors import (
 from trionsq.client.handshake import Dial, dial_tcp
 from trionsq.client.nursery import ShieldedNursery
 from trionsq.client.repeating import KeyedCommand, Repeater
+from trionsq.client.reply import Reply
 from trionsq.wire import commands
 
 __all__ = ["Producer"]
@@ -35,7 +38,7 @@ log = logging.getLogger("trionsq.client")
 _CLOSE_S: Final = 1.0
 
 
-class Producer:
+class Producer(Generic[T]):
     """Publishes to one nsqd at a time.
 
     ::
@@ -61,6 +64,7 @@ class Producer:
         self,
         *nsqd_tcp_addresses: str,
         config: Config | None = None,
+        codec: Codec[T] | None = None,
         idempotent: bool = False,
         retry_s: float = 30.0,
         dial: Dial = dial_tcp,
@@ -68,6 +72,8 @@ class Producer:
         """Args:
             nsqd_tcp_addresses: ``host:port``, one or more.
             config: options.
+            codec: makes bytes of what is published; None: bodies are bytes. What it raises, the
+                publish raises, and nothing was sent.
             idempotent: repeat a publish whose answer was lost; it is stored once.
             retry_s: for how long, in seconds; less than nsqd's --idempotency-window.
             dial: makes connections; for tests.
@@ -78,12 +84,13 @@ class Producer:
         if not nsqd_tcp_addresses:
             raise ValueError("a producer needs the address of an nsqd")
         self.config = config or Config()
+        self._codec = codec
         self._addresses = nsqd_tcp_addresses
         self._next = 0
         self._dial = dial
-        self._nursery = ShieldedNursery()
-        self._tasks: trio.Nursery | None = None
-        self._connect_lock = trio.Lock()
+        self._nursery = ShieldedNursery(self._stop)
+        self._tasks: TaskGroup | None = None
+        self._connect_lock: anyio.Lock | None = None
         self._connection: Connection | None = None
         self._is_stopped = False
         self._repeater = Repeater(self._connected, retry_s) if idempotent else None
@@ -94,6 +101,7 @@ class Producer:
 
     async def __aenter__(self) -> Self:
         self.config.check_files()
+        self._connect_lock = anyio.Lock()
         self._tasks = await self._nursery.open()
         return self
 
@@ -104,12 +112,17 @@ class Producer:
         traceback: TracebackType | None,
     ) -> None:
         """Close the connection. Publishes of other tasks that still wait raise StoppedError."""
+        self._stop()
+        try:
+            if self._connection is not None and self._connection.is_open:
+                self._connection.end()
+                with anyio.move_on_after(_CLOSE_S, shield=True):
+                    await self._connection.ended.wait()
+        finally:
+            await self._nursery.close()
+
+    def _stop(self) -> None:
         self._is_stopped = True
-        if self._connection is not None and self._connection.is_open:
-            self._connection.end()
-            with trio.move_on_after(_CLOSE_S, shield=True):
-                await self._connection.ended.wait()
-        await self._nursery.close()
 
     @property
     def nsqd_address(self) -> str:
@@ -119,7 +132,7 @@ class Producer:
         """
         return self._connection.address if self._connection is not None else ""
 
-    async def publish(self, topic: str, body: bytes) -> None:
+    async def publish(self, topic: str, body: T) -> None:
         """Publish a message.
 
         Raises:
@@ -130,33 +143,35 @@ class Producer:
                 it is an UnknownOutcomeError, after ``retry_s``.
             StoppedError: used outside ``async with``.
         """
+        data = self._encoded(body)
         if self._repeater is None:
-            await self._execute(commands.publish(topic, body))
+            await self._execute(commands.publish(topic, data))
         else:
-            await self._repeater.publish(partial(commands.publish, topic, body))
+            await self._repeater.publish(partial(commands.publish, topic, data))
 
-    async def publish_many(self, topic: str, bodies: Sequence[bytes]) -> None:
+    async def publish_many(self, topic: str, bodies: Sequence[T]) -> None:
         """Publish all messages or none, with one command (MPUB). This is the fastest way.
 
         Raises as `publish`.
         """
+        encoded = self._encoded_all(bodies)
         if self._repeater is None:
-            await self._execute(commands.publish_many(topic, bodies))
+            await self._execute(commands.publish_many(topic, encoded))
         else:
-            await self._repeater.publish(partial(commands.publish_many, topic, bodies))
+            await self._repeater.publish(partial(commands.publish_many, topic, encoded))
 
-    async def publish_deferred(self, topic: str, body: bytes, delay_s: float) -> None:
+    async def publish_deferred(self, topic: str, body: T, delay_s: float) -> None:
         """Publish a message that is delivered after ``delay_s`` seconds or later.
 
         Raises as `publish`; ProtocolError also if the delay exceeds nsqd's --max-req-timeout.
         """
-        delay_ms = round(delay_s * 1000)
+        delay_ms, data = round(delay_s * 1000), self._encoded(body)
         if self._repeater is None:
-            await self._execute(commands.publish_deferred(topic, delay_ms, body))
+            await self._execute(commands.publish_deferred(topic, delay_ms, data))
         else:
-            await self._repeater.publish(partial(commands.publish_deferred, topic, delay_ms, body))
+            await self._repeater.publish(partial(commands.publish_deferred, topic, delay_ms, data))
 
-    async def begin_publish(self, topic: str, body: bytes) -> Reply[bytes]:
+    async def begin_publish(self, topic: str, body: T) -> Reply[bytes]:
         """Send a message without waiting for nsqd's answer: ``await reply.wait()`` later returns
         or raises.
 
@@ -164,10 +179,18 @@ class Producer:
         unsent, and while 65,536 messages are unconfirmed. Raises as `publish`, but no
         ProtocolError. An idempotent producer has a task for each message.
         """
+        data = self._encoded(body)
         if self._repeater is not None:
-            return await self._begin_repeating(partial(commands.publish, topic, body))
-        command = commands.publish(topic, body)
+            return await self._begin_repeating(partial(commands.publish, topic, data))
+        command = commands.publish(topic, data)
         return (self._ready_connection() or await self._connected()).request(command)
+
+    async def begin_command(self, command: KeyedCommand) -> Reply[bytes]:
+        """Send a command as `begin_publish` does a message; it has a key if idempotent."""
+        if self._repeater is not None:
+            return await self._begin_repeating(command)
+        data = command(b"", b"")
+        return (self._ready_connection() or await self._connected()).request(data)
 
     async def _begin_repeating(self, command: KeyedCommand) -> Reply[bytes]:
         assert self._repeater is not None
@@ -181,6 +204,16 @@ class Producer:
     async def ping(self) -> None:
         """Connect if there is no connection, and send NOP. Raises as `publish`."""
         (self._ready_connection() or await self._connected()).put(commands.nop())
+
+    # Without a codec T is bytes, which mypy can't know.
+
+    def _encoded(self, body: T) -> bytes:
+        return body if self._codec is None else self._codec.encode(body)  # type: ignore[return-value]
+
+    def _encoded_all(self, bodies: Sequence[T]) -> Sequence[bytes]:
+        if self._codec is None:
+            return bodies  # type: ignore[return-value]
+        return [self._codec.encode(body) for body in bodies]
 
     async def _execute(self, command: bytes) -> None:
         for left in range(len(self._addresses) - 1, -1, -1):
@@ -222,7 +255,8 @@ class Producer:
             self._next += 1
             yield self._addresses[(self._next - 1) % len(self._addresses)]
 
-    async def _connect(self, tasks: trio.Nursery) -> Connection:
+    async def _connect(self, tasks: TaskGroup) -> Connection:
+        assert self._connect_lock is not None
         async with self._connect_lock:
             if self._connection is not None and self._connection.is_open:
                 return self._connection

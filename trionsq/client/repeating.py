@@ -10,10 +10,11 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import Final, TypeAlias
 
-import trio
+import anyio
 
 from trionsq.client.connection import Connection
 from trionsq.client.errors import ClientError, ConnectError, NotConnectedError, UnknownOutcomeError
+from trionsq.transports.runtime import current_time
 from trionsq.wire.errors import ProtocolError
 
 __all__ = ["KeyedCommand", "Repeater"]
@@ -54,15 +55,15 @@ class Repeater:
             ConnectError: it was never sent.
             StoppedError: the producer was stopped.
         """
-        give_up_s = trio.current_time() + self._retry_s
+        give_up_s = current_time() + self._retry_s
         while True:
             try:
                 return await self._publish(command)
             except ProtocolError as error:
                 # The producer stays with this nsqd until that has refused all that it was sent.
-                if not error.is_draining or trio.current_time() + _FIRST_PAUSE_S > give_up_s:
+                if not error.is_draining or current_time() + _FIRST_PAUSE_S > give_up_s:
                     raise
-            await trio.sleep(_FIRST_PAUSE_S)
+            await anyio.sleep(_FIRST_PAUSE_S)
 
     async def _publish(self, command: KeyedCommand) -> None:
         key = b"%b-%d" % (self._prefix, next(self._numbers))
@@ -95,12 +96,12 @@ class Repeater:
                 if error.code == "E_KEY_UNKNOWN":
                     raise UnknownOutcomeError(f"nsqd was started again: {error}") from error
                 raise
-            now_s = trio.current_time()
+            now_s = current_time()
             give_up_s = give_up_s or now_s + self._retry_s
             if now_s + pause_s > give_up_s:
                 text = f"it may be stored: no answer for {self._retry_s:g} s: {failure}"
                 raise UnknownOutcomeError(text) from failure
-            await trio.sleep(pause_s)
+            await anyio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 

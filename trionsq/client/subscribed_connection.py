@@ -14,15 +14,17 @@ from collections.abc import Sequence
 from random import Random
 from typing import Final, Protocol
 
-import trio
+import anyio
 
 from trionsq.client.backoff import Outcome
 from trionsq.client.config import Config
-from trionsq.client.connection import Connection, Reply
+from trionsq.client.connection import Connection
 from trionsq.client.errors import ClientError, ConnectError, ProtocolError, StoppedError
 from trionsq.client.flow import SETTLE_S, FlowControl, Share
 from trionsq.client.handshake import Dial
 from trionsq.client.message import Batch
+from trionsq.client.reply import Reply
+from trionsq.transports.runtime import Event, checkpoint, current_time, new_event
 from trionsq.wire import commands
 from trionsq.wire.client import Columns, ErrorFrame, FrameError
 
@@ -90,7 +92,7 @@ class SubscribedConnection:
         self.is_returning = False
         self._owner = owner
         self._highest_rdy = 0
-        self._emptied = trio.Event()
+        self._emptied = new_event()
         self._is_closing = False
         connection.on_messages = self._receive
         connection.on_refused = self._count_refused
@@ -109,7 +111,7 @@ class SubscribedConnection:
                 f" {self._highest_rdy} at most"
             )
         share.in_flight += len(columns.ids)
-        share.message_s = trio.current_time()
+        share.message_s = current_time()
         max_attempts = self._owner.config.max_attempts
         if max_attempts and max(columns.attempts) > max_attempts:
             columns, exhausted = _split_by_attempts(columns, max_attempts)
@@ -152,7 +154,7 @@ class SubscribedConnection:
         share = self.share
         if rdy == share.rdy:
             return
-        now_s = trio.current_time()
+        now_s = current_time()
         if rdy < share.rdy:
             self.lowered_s = now_s
         self._highest_rdy = max(self._highest_rdy, rdy)
@@ -188,7 +190,7 @@ class SubscribedConnection:
     def send_touch(self, batch: Batch, commands: bytes) -> bool:
         """See `trionsq.client.message.BatchOrigin`."""
         if batch in self.batches:
-            self.batches[batch] = trio.current_time()
+            self.batches[batch] = current_time()
         if self.connection.is_open:
             self.connection.put(commands)
         return self.connection.is_open
@@ -205,14 +207,14 @@ class SubscribedConnection:
         self.is_returning = True
         for batch in list(self.batches):
             batch.requeue(0, backoff=False)
-            await trio.lowlevel.checkpoint()
+            await checkpoint()
 
     async def close(self, timeout_s: float) -> None:
         """Send CLS, wait until all messages are answered, and close; after the timeout in any case.
 
         nsqd's CLOSE_WAIT says that it has read every answer that was sent before; so does its end.
         """
-        with trio.move_on_after(timeout_s):
+        with anyio.move_on_after(timeout_s):
             if self._is_closing:
                 await self.connection.ended.wait()
             else:
@@ -228,20 +230,20 @@ class SubscribedConnection:
             return
         while True:
             await self._wait_until_answered()
-            with trio.move_on_after(_LATE_MESSAGE_S):
+            with anyio.move_on_after(_LATE_MESSAGE_S):
                 await self.connection.ended.wait()
             if not self.share.in_flight or not self.connection.is_open:
                 break
         self.connection.end()
-        with trio.move_on_after(_CLOSE_S):
+        with anyio.move_on_after(_CLOSE_S):
             await self.connection.ended.wait()
 
     async def _wait_until_answered(self) -> None:
         while self.share.in_flight and self.connection.is_open:
-            self._emptied = trio.Event()
-            async with trio.open_nursery() as nursery:
+            self._emptied = new_event()
+            async with anyio.create_task_group() as tasks:
                 for event in (self._emptied, self.connection.ended):
-                    nursery.start_soon(_cancel_after, event, nursery.cancel_scope)
+                    tasks.start_soon(_cancel_after, event, tasks.cancel_scope)
 
 
 class ReconnectLoop:
@@ -261,7 +263,7 @@ class ReconnectLoop:
         self._owner = owner
         self._is_endless = is_endless
         self._is_stopping = False
-        self._scope = trio.CancelScope()
+        self._scope = anyio.CancelScope()
 
     def __repr__(self) -> str:
         return repr(self.subscribed) if self.subscribed else f"<ReconnectLoop {self.address}>"
@@ -278,7 +280,7 @@ class ReconnectLoop:
                 failures = 0 if was_connected else failures + 1
                 if self._is_stopping or not self._is_endless:
                     break
-                await trio.sleep(self._pause_s(failures))
+                await anyio.sleep(self._pause_s(failures))
         self._report_first_attempt(StoppedError("the consumer was stopped"))
 
     def _report_first_attempt(self, failure: Exception | None) -> None:
@@ -299,8 +301,8 @@ class ReconnectLoop:
             return False, error
         subscribed = SubscribedConnection(owner, connection)
         try:
-            async with trio.open_nursery() as nursery:
-                await nursery.start(connection.run)
+            async with anyio.create_task_group() as tasks:
+                await tasks.start(connection.run)
                 subscribe = commands.subscribe(owner.topic, owner.channel)
                 try:
                     await connection.request(subscribe).wait()
@@ -341,22 +343,22 @@ async def wait_until_connected(loops: Sequence[ReconnectLoop]) -> None:
         Exception: none of them could connect; the error of the first that failed.
     """
     errors: list[Exception] = []
-    async with trio.open_nursery() as nursery:
+    async with anyio.create_task_group() as tasks:
 
         async def wait(loop: ReconnectLoop) -> None:
             error = await loop.first_attempt.wait()
             if error is None:
-                nursery.cancel_scope.cancel()
+                tasks.cancel_scope.cancel()
             else:
                 errors.append(error)
 
         for loop in loops:
-            nursery.start_soon(wait, loop)
+            tasks.start_soon(wait, loop)
     if loops and len(errors) == len(loops):
         raise errors[0]
 
 
-async def _cancel_after(event: trio.Event, scope: trio.CancelScope) -> None:
+async def _cancel_after(event: Event, scope: anyio.CancelScope) -> None:
     await event.wait()
     scope.cancel()
 

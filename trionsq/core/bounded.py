@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from trionsq.core.batch import Segment
-from trionsq.core.bounds import Bounds, LeftOut, weight
+from trionsq.core.bounds import EXPIRED, Bounds, LeftOut, weight
 from trionsq.core.queue import BackendError, MessageQueue, Store, count_fitting
-from trionsq.core.recovered import ChannelStore
+from trionsq.core.recovered import MAX_DELIVERY_BYTES, ChannelStore
+from trionsq.core.weighed import RetryQueue, WeighedQueue
 
-__all__ = ["BoundedChannelStore", "BoundedStore", "QueueFull", "WeighedQueue"]
+__all__ = ["BoundedChannelStore", "BoundedStore", "QueueFull"]
 
 # Reads of nothing but expired messages before other tasks get their turn.
 _MAX_EXPIRED_READS: Final = 16
@@ -28,85 +29,45 @@ class QueueFull(BackendError):
     """A queue with a bound and ``when_full = "refuse"`` has reached it; the text names both."""
 
 
-class WeighedQueue(MessageQueue):
-    """A memory queue that knows its size.
-
-    Attributes:
-        nbytes: size of the bodies.
-    """
-
-    __slots__ = ("nbytes",)
-
-    def __init__(self, queue: MessageQueue | None = None) -> None:
-        """``queue``: its messages are taken over."""
-        super().__init__(queue)
-        self.nbytes = sum(map(weight, self._segments))
-
-    # Whole batches are what mostly comes and goes; no call is made for them.
-
-    def append(self, segment: Segment) -> None:
-        batch = segment.batch
-        count = segment.last - segment.first
-        self.nbytes += batch.bodies.nbytes if count == batch.count else weight(segment)
-        self.depth += count
-        self._segments.append(segment)
-
-    def put_back(self, segment: Segment) -> None:
-        self.nbytes += weight(segment)
-        MessageQueue.put_back(self, segment)
-
-    def pop_segment(self, max_count: int, max_bytes: int) -> Segment:
-        head = self._segments[0]
-        batch = head.batch
-        count = head.last - head.first
-        nbytes = batch.bodies.nbytes
-        if count == batch.count and count <= max_count and nbytes <= max_bytes:
-            self.nbytes -= nbytes
-            self.depth -= count
-            return self._segments.popleft()
-        segment = MessageQueue.pop_segment(self, max_count, max_bytes)
-        self.nbytes -= weight(segment)
-        return segment
-
-
 class BoundedStore(Store):
     """A `Store` with `Bounds`."""
 
     __slots__ = ()
 
+    # From `begin` to `end`.
+    bounds: Bounds
+    memory: WeighedQueue
+
     @property
     def nbytes(self) -> int:
         """Size of the bodies of all messages that wait."""
-        assert self.bounds is not None
-        assert isinstance(self.memory, WeighedQueue)
         return self.memory.nbytes + self.bounds.backend_nbytes
 
     def begin(self, bounds: Bounds) -> None:
         """Weigh what is there; what the backend has is estimated by the messages in memory."""
-        if self.bounds is not None:
-            bounds.backend_nbytes = self.bounds.backend_nbytes
-            bounds.left = self.bounds.left
-        self.bounds = bounds
-        if not isinstance(self.memory, WeighedQueue):
-            self.memory = WeighedQueue(self.memory)
-            if self.memory.depth:
-                average = self.memory.nbytes // self.memory.depth
-                bounds.backend_nbytes = average * self.backend.depth
+        store: Store = self
+        if store.bounds is not None:
+            bounds.backend_nbytes = store.bounds.backend_nbytes
+            bounds.left = store.bounds.left
+        store.bounds = bounds
+        if not isinstance(store.memory, WeighedQueue):
+            store.memory = memory = WeighedQueue(store.memory)
+            if memory.depth:
+                bounds.backend_nbytes = memory.nbytes // memory.depth * store.backend.depth
 
     def end(self) -> None:
         """Stop weighing."""
-        if isinstance(self.memory, WeighedQueue):
-            self.memory = MessageQueue(self.memory)
-        self.bounds = None
+        store: Store = self
+        if isinstance(store.memory, WeighedQueue):
+            store.memory = MessageQueue(store.memory)
+        store.bounds = None
 
     def append_to_backend(self, segment: Segment, due_ns: Sequence[int] | None = None) -> None:
         super().append_to_backend(segment, due_ns)
-        assert self.bounds is not None
         self.bounds.backend_nbytes += weight(segment)
 
     def read_backend(self, max_count: int, max_bytes: int) -> Segment | None:
         bounds = self.bounds
-        assert bounds is not None
         segment = super().read_backend(max_count, max_bytes)
         if segment is not None:
             left = bounds.backend_nbytes - weight(segment)
@@ -115,8 +76,6 @@ class BoundedStore(Store):
 
     def empty(self, empty_backend: Callable[[], int] | None = None) -> MessageQueue:
         memory = super().empty(empty_backend)
-        self.memory = WeighedQueue()
-        assert self.bounds is not None
         self.bounds.backend_nbytes = 0
         self.bounds.left = LeftOut()
         return memory
@@ -139,7 +98,6 @@ class BoundedStore(Store):
 
     def excess(self, deferred: int = 0) -> tuple[int, str]:
         """Return how many messages are over the bounds, about, and which bound that is."""
-        assert self.bounds is not None
         settings = self.bounds.settings
         depth = self.depth
         if settings.max_messages and depth + deferred > settings.max_messages:
@@ -151,7 +109,6 @@ class BoundedStore(Store):
 
     def full_for(self, count: int, nbytes: int, deferred: int = 0) -> str:
         """Return the bound that so much more would exceed; empty if there is room."""
-        assert self.bounds is not None
         settings = self.bounds.settings
         if settings.max_messages and self.depth + deferred + count > settings.max_messages:
             return "max_messages"
@@ -161,7 +118,6 @@ class BoundedStore(Store):
 
     def fitting(self, segment: Segment, deferred: int = 0) -> tuple[int, str]:
         """Return how many messages of a segment have room, and the bound that leaves out others."""
-        assert self.bounds is not None
         settings = self.bounds.settings
         if self._is_too_old():
             return 0, "max_age"
@@ -174,7 +130,6 @@ class BoundedStore(Store):
         return fit, why
 
     def _is_too_old(self) -> bool:
-        assert self.bounds is not None
         age_ns = self.bounds.settings.max_age_ns
         oldest_ns = self.oldest_ns() if age_ns else None
         return oldest_ns is not None and oldest_ns <= self.bounds.now_ns() - age_ns
@@ -191,24 +146,32 @@ class BoundedChannelStore(BoundedStore, ChannelStore):
 
     __slots__ = ()
 
+    def begin(self, bounds: Bounds) -> None:
+        super().begin(bounds)
+        has_share = bounds.settings.retry_share > 0
+        if has_share != isinstance(self.memory, RetryQueue):
+            self.memory = RetryQueue(self.memory) if has_share else WeighedQueue(self.memory)
+
     @property
     def depth(self) -> int:
         """Messages that wait, without those that the channel is not to get."""
-        assert self.bounds is not None
         return self.memory.depth + self.backend.depth - self.bounds.left.count
 
     def leave(self, segment: Segment) -> None:
         """Have messages of a log passed by."""
         bounds, sequences = self.bounds, segment.batch.sequences
-        assert bounds is not None
         assert sequences is not None
         self.backend.append(segment)
         self.backend_in_count += segment.count
         bounds.left.add(sequences[segment.first], sequences[segment.last - 1] + 1)
 
+    def empty(self, empty_backend: Callable[[], int] | None = None) -> MessageQueue:
+        # What is left out was counted as dropped when it came.
+        left, drop = self.bounds.left.count, empty_backend or self.backend.empty
+        return super().empty(lambda: drop() - left)
+
     def read_backend(self, max_count: int, max_bytes: int) -> Segment | None:
         bounds = self.bounds
-        assert bounds is not None
         for _ in range(_MAX_EXPIRED_READS):
             segment = super().read_backend(max_count, max_bytes)
             if segment is None or not bounds.left.count:
@@ -223,22 +186,57 @@ class BoundedChannelStore(BoundedStore, ChannelStore):
     def read_oldest(self, max_count: int) -> Segment | None:
         return self._read_segment(max_count)
 
+    def restore(self, segment: Segment) -> None:
+        memory = self.memory
+        if (
+            isinstance(memory, RetryQueue)
+            and segment.attempts
+            and segment.count <= self.limit - memory.retried.depth
+        ):
+            # On disk it would wait behind the whole backlog.
+            memory.append(segment)
+        else:
+            super().restore(segment)
+
+    def _pop_next(self, max_count: int) -> Segment | None:
+        memory, bounds = self.memory, self.bounds
+        if not isinstance(memory, RetryQueue) or not memory.retried.depth:
+            return ChannelStore.pop_segment(self, max_count)
+        share = bounds.settings.retry_share
+        fresh_depth = memory.fresh_depth
+        if not memory.is_retried_due():
+            segment: Segment | None = None
+            if self.backend.depth and (not fresh_depth or self._random.random() < 0.5):
+                segment = self._read_segment(max_count)
+            if segment is None and fresh_depth:
+                segment = memory.pop_fresh(max_count, MAX_DELIVERY_BYTES)
+            if segment is not None:
+                memory.note_delivery(segment, share, is_retried=False)
+                return segment
+        segment = memory.pop_retried(max_count, MAX_DELIVERY_BYTES)
+        if fresh_depth or self.backend.depth:
+            memory.note_delivery(segment, share, is_retried=True)
+        return segment
+
     def pop_segment(self, max_count: int) -> Segment | None:
-        bounds = self.bounds
-        assert bounds is not None
+        bounds, memory = self.bounds, self.memory
         self.must_read_on = False
         if bounds.max_in_flight:
             max_count = min(max_count, bounds.max_in_flight - bounds.count_in_flight())
             if max_count <= 0:
                 return None
-        segment = ChannelStore.pop_segment(self, max_count)
-        if segment is None:
-            return None
+        if bounds.has_room is not None and not bounds.has_room():
+            return None  # the dead letters take the expired ones first
+        if memory.is_plain and memory.depth and not self.backend.depth:
+            # What mostly is: no call more than without a policy.
+            segment: Segment | None = memory.pop_segment(max_count, MAX_DELIVERY_BYTES)
+        else:
+            segment = self._pop_next(max_count)
+        if segment is None or not bounds.ttl_ns:
+            return segment
         batch = segment.batch
-        if (
-            not bounds.ttl_ns
-            or batch.defer_ms
-            or (batch.stamps is None and batch.timestamp_ns > bounds.now_ns() - bounds.ttl_ns)
+        if batch.defer_ms or (
+            batch.stamps is None and batch.timestamp_ns > bounds.now_ns() - bounds.ttl_ns
         ):
             return segment
         return self._pop_young(segment, bounds, max_count)
@@ -248,12 +246,14 @@ class BoundedChannelStore(BoundedStore, ChannelStore):
         for _ in range(_MAX_EXPIRED_READS):
             if segment is None or segment.batch.defer_ms:
                 return segment
-            kept = bounds.drop_older(segment, bounds.now_ns() - bounds.ttl_ns, "expired")
+            kept = bounds.drop_older(segment, bounds.now_ns() - bounds.ttl_ns, EXPIRED)
             if kept is not None:
                 return kept
             if not self.memory.depth and not self.backend.depth:
                 return None
-            segment = ChannelStore.pop_segment(self, max_count)
+            if bounds.has_room is not None and not bounds.has_room():
+                return None
+            segment = self._pop_next(max_count)
         if segment is not None:
             self.memory.put_back(segment)
         self.must_read_on = True

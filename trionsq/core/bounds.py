@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from trionsq.core.batch import Segment
-from trionsq.core.policies import AppliedSettings
+from trionsq.core.policies import DROP_NEWEST, DROP_OLDEST, AppliedSettings
 
-__all__ = ["Bounds", "LeftOut", "weight"]
+__all__ = ["EXPIRED", "Bounds", "LeftOut", "weight"]
+
+EXPIRED: Final = "expired"
+"""Why a message goes that is older than message_ttl."""
 
 _NO_LIMIT: Final = 2**63
 
@@ -58,17 +61,21 @@ class Bounds:
 
     Attributes:
         settings: what applies.
-        max_messages, max_in_flight, ttl_ns: of the settings.
+        max_messages, max_in_flight: of the settings.
+        drops_newest, drops_oldest: whether ``when_full`` says so.
+        ttl_ns: of the settings; 0 for what does not expire.
         max_bytes: of the settings; so much that nothing exceeds it for none.
         now_ns: the wall clock.
         backend_nbytes: size of the bodies in the backend.
         give_up: gets messages that are dropped, and why.
         count_in_flight: messages that the clients of the channel hold.
+        has_room: tells whether expired messages may be given up now; None if they always may.
         left: what a cursor passes and the channel does not get.
     """
 
-    __slots__ = ("backend_nbytes", "count_in_flight", "give_up", "left", "max_bytes",
-                 "max_in_flight", "max_messages", "now_ns", "settings", "ttl_ns")  # fmt: skip
+    __slots__ = ("backend_nbytes", "count_in_flight", "drops_newest", "drops_oldest", "give_up",
+                 "has_room", "left", "max_bytes", "max_in_flight", "max_messages", "now_ns",
+                 "settings", "ttl_ns")  # fmt: skip
 
     def __init__(
         self,
@@ -76,17 +83,33 @@ class Bounds:
         now_ns: Callable[[], int],
         give_up: Callable[[Segment, str], None],
         count_in_flight: Callable[[], int],
+        has_room: Callable[[], bool] | None = None,
     ) -> None:
         self.settings = settings
         self.max_messages = settings.max_messages
         self.max_bytes = settings.max_bytes or _NO_LIMIT
         self.max_in_flight = settings.max_in_flight
+        self.drops_newest = settings.when_full == DROP_NEWEST
+        self.drops_oldest = settings.when_full == DROP_OLDEST
         self.ttl_ns = settings.message_ttl_ns
         self.now_ns = now_ns
         self.backend_nbytes = 0
         self.give_up = give_up
         self.count_in_flight = count_in_flight
+        self.has_room = has_room
         self.left = LeftOut()
+
+    def oldest_allowed(self, wall_ns: int) -> tuple[int, str]:
+        """Return the time up to which what was published is too old, and why.
+
+        Without a reason nothing is.
+        """
+        settings, limits = self.settings, []
+        if self.ttl_ns:
+            limits.append((wall_ns - self.ttl_ns, EXPIRED))
+        if settings.max_age_ns and settings.when_full == DROP_OLDEST:
+            limits.append((wall_ns - settings.max_age_ns, "max_age"))
+        return max(limits, default=(0, ""))
 
     def drop_older(self, segment: Segment, before_ns: int, reason: str) -> Segment | None:
         """Give up the messages that were not published after a time; return the others."""

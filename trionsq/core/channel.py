@@ -291,7 +291,7 @@ class ChannelState(ChannelDispatch):
         return cost
 
     def _defer(self, segment: Segment, now_s: float, now_ns: int, delay_ms: int) -> int:
-        count = self.deferred.add_segment(segment, now_ns + delay_ms * 1_000_000)
+        count = self.defer_segment(segment, now_ns + delay_ms * 1_000_000)
         self.scan_at(now_s + delay_ms / 1e3)
         return count
 

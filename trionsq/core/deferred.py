@@ -8,7 +8,7 @@ Spec: nsqd-internals, section 2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from heapq import heappop, heappush
 from itertools import count, groupby
 from typing import Final, Protocol
@@ -20,6 +20,8 @@ __all__ = ["Deferred", "DeferredMessages"]
 
 # Messages saved in one append.
 _MAX_SAVE: Final = 1000
+# Messages that are compared in one turn: about a millisecond.
+_MAX_SEARCH: Final = 20_000
 _MS_NS: Final = 1_000_000
 
 
@@ -64,9 +66,13 @@ class DeferredMessages(Protocol):
 
 
 class Deferred:
-    """Deferred messages in memory; of those with equal times the one that came first is first."""
+    """Deferred messages in memory; of those with equal times the one that came first is first.
 
-    __slots__ = ("_heap", "_order", "_wanted")
+    Attributes:
+        nbytes: size of the bodies.
+    """
+
+    __slots__ = ("_cancelled", "_heap", "_order", "_searches", "_wanted", "nbytes")
 
     lost_count: Final = 0
 
@@ -75,13 +81,19 @@ class Deferred:
         self._wanted = wanted
         self._heap: list[tuple[int, int, Segment]] = []
         self._order = count()
+        self.nbytes = 0
+        # The orders of messages that are not to come any more, though the heap has them.
+        self._cancelled: set[int] = set()
+        # The orders that have left the heap since each search began.
+        self._searches: list[set[int]] = []
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self._heap) - len(self._cancelled)
 
     def __iter__(self) -> Iterator[tuple[int, Segment]]:
         """Yield due times and messages, the next due first. Nothing may change meanwhile."""
-        return ((due_ns, segment) for due_ns, _, segment in in_order(self._heap))
+        heap, cancelled = self._heap, self._cancelled
+        return ((due_ns, one) for due_ns, order, one in in_order(heap) if order not in cancelled)
 
     @property
     def next_ns(self) -> int | None:
@@ -105,21 +117,52 @@ class Deferred:
 
     def part(self, first: int, count: int) -> list[tuple[int, Segment]]:
         """Return some of them with their due times, by places that are good until a change."""
-        return [(due_ns, segment) for due_ns, _, segment in self._heap[first : first + count]]
+        entries, cancelled = self._heap[first : first + count], self._cancelled
+        return [(due_ns, one) for due_ns, order, one in entries if order not in cancelled]
 
     def take_over(self, other: Deferred) -> None:
         """Add all messages of another one, which is not used any more."""
-        for due_ns, _, segment in other._heap:
-            self._push(due_ns, segment)
+        for due_ns, order, segment in other._heap:
+            if order not in other._cancelled:
+                self._push(due_ns, segment)
 
     def _push(self, due_ns: int, segment: Segment) -> None:
+        self.nbytes += segment.batch.bodies.nbytes
         heappush(self._heap, (due_ns, next(self._order), segment))
 
     def pop_due(self, now_ns: int) -> Iterator[Segment]:
         """Pop and yield the messages that are due, one by one."""
         heap = self._heap
         while heap and heap[0][0] <= now_ns:
-            yield heappop(heap)[2]
+            _, order, segment = heappop(heap)
+            self.nbytes -= segment.batch.bodies.nbytes
+            for search in self._searches:
+                search.add(order)
+            if order in self._cancelled:
+                self._cancelled.discard(order)
+            else:
+                yield segment
+
+    def cancel(self, id_: bytes, due_ns: int) -> Generator[None, None, bool]:
+        """Cancel one message; its memory is free when it would have been due.
+
+        The caller exhausts the iterator, which yields where a turn ends. It returns whether there
+        is such a message.
+        """
+        entries, left = list(self._heap), set[int]()
+        self._searches.append(left)
+        try:
+            for begin in range(0, len(entries), _MAX_SEARCH):
+                for entry_due_ns, order, segment in entries[begin : begin + _MAX_SEARCH]:
+                    if entry_due_ns != due_ns or segment.ids()[0] != id_:
+                        continue
+                    if order not in left and order not in self._cancelled:
+                        self._cancelled.add(order)
+                        return True
+                yield
+        finally:
+            self._searches.remove(left)
+        return False
 
     def drop(self, max_count: int, max_bytes: int) -> int:
         """Drop any messages, within about these limits; returns how many."""
@@ -129,6 +172,8 @@ class Deferred:
         while heap and dropped < max_count and nbytes < max_bytes:
             nbytes += heap.pop()[2].batch.bodies.nbytes
             dropped += 1
+        if not heap:
+            self._cancelled.clear()
         return dropped
 
     def save(self, append: Callable[[Segment, list[int]], None], set_back_ns: int = 0) -> None:
@@ -140,6 +185,9 @@ class Deferred:
             BackendError: from ``append``; the rest is still here.
         """
         heap = self._heap
+        if self._cancelled:
+            heap[:] = [entry for entry in heap if entry[1] not in self._cancelled]
+            self._cancelled.clear()
         # The next due at the end, where removing is cheap.
         heap.sort(reverse=True)
         try:

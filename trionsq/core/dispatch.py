@@ -13,16 +13,21 @@ from typing import Final
 from trionsq.core.batch import Segment, sampled
 from trionsq.core.containers import NEVER
 from trionsq.core.in_flight import COMPACT_AFTER_S, InFlight
+from trionsq.core.queue import BackendError
 from trionsq.core.recovered import ChannelStore
 from trionsq.core.subscription import Delivery, Subscription
 
-__all__ = ["MAX_DELIVERY_MESSAGES", "MAX_DISPATCH", "ChannelDispatch"]
+__all__ = ["MAX_DELIVERY_MESSAGES", "MAX_DISPATCH", "REST_S", "ChannelDispatch"]
 
 # A delivery is at most this much, and 256 KiB (`recovered.MAX_DELIVERY_BYTES`), so that clients
 # share fairly and no frame buffer grows large.
 MAX_DELIVERY_MESSAGES: Final = 512
 # Deliveries made, or deferred messages read from the backend, in one turn: one or two milliseconds.
 MAX_DISPATCH: Final = 64
+REST_S: Final = 1.0
+"""Seconds between two passes over a backend that has nothing but messages that are not due."""
+
+_MS_NS: Final = 1_000_000
 
 
 def _ignore_time(at_s: float) -> None:
@@ -31,6 +36,10 @@ def _ignore_time(at_s: float) -> None:
 
 def _ignore() -> None:
     return None
+
+
+def _no_clock(now_s: float) -> int:
+    return 0
 
 
 class ChannelDispatch:
@@ -44,6 +53,9 @@ class ChannelDispatch:
         wake_at: gets the monotonic time at which `scan` should run, `NEVER` if it need not.
         wake_at_s: the time that `wake_at` got last.
         due_on_clock_ns: converts a stored due time, of the wall clock, to the clock of `deferred`.
+        clock_ns: converts monotonic seconds to the clock of `deferred`.
+        sheds: whether the backend keeps deferred messages, because memory has too many bytes. They
+            are looked for in passes over all that the backend has, `REST_S` apart.
         made_room: is called when messages have left the memory queue.
         store: the queue.
         in_flight: the messages that clients hold.
@@ -58,6 +70,11 @@ class ChannelDispatch:
         self.wake_at: Callable[[float], None] = _ignore_time
         self.wake_at_s = NEVER
         self.due_on_clock_ns: Callable[[int], int] = int
+        self.clock_ns: Callable[[float], int] = _no_clock
+        self.sheds = False
+        # Messages of the backend that a pass has put back, and when the next pass begins.
+        self._shed_count = 0
+        self._rests_until_s = 0.0
         self.made_room: Callable[[], None] = _ignore
         self.in_flight = InFlight(store, self.scan_at)
         self.deferred = store.backend.new_deferred(self.scan_at)
@@ -126,7 +143,7 @@ class ChannelDispatch:
         """
         store, waiting = self.store, self.waiting
         left = MAX_DISPATCH
-        if self.paused:
+        if self.paused or self._is_resting(now_s):
             return 0
         messages_left = False
         while waiting and (store.memory.depth or store.backend.depth):
@@ -151,10 +168,14 @@ class ChannelDispatch:
                         self.wake()
                     break
                 if segment.batch.defer_ms:
+                    waiting.appendleft(subscription)
+                    if self.sheds and self._put_off(segment, now_s):
+                        if self._is_resting(now_s):
+                            break
+                        continue
                     self.deferred.add_stored(segment, self.due_on_clock_ns)
                     # `scan` finds out whether its time has come.
                     self.scan_at(now_s)
-                    waiting.appendleft(subscription)
                     continue
                 rate = subscription.sample_rate
                 kept = sampled(segment, rate, self._random) if rate else segment
@@ -170,6 +191,7 @@ class ChannelDispatch:
                 subscription.waiting = False
                 continue
             messages_left = True
+            self._shed_count = 0
             delivered = kept.last - kept.first if kept is not None else 0
             if kept is not segment:
                 store.drop("sampled", segment.count - delivered)
@@ -182,6 +204,36 @@ class ChannelDispatch:
         if messages_left:
             self.made_room()
         return MAX_DISPATCH - left
+
+    def defer_segment(self, segment: Segment, due_ns: int) -> int:
+        """Keep messages until they are due; return how many, as `DeferredMessages.add_segment`."""
+        if self.sheds and self._shed(segment, due_ns):
+            return segment.count
+        return self.deferred.add_segment(segment, due_ns)
+
+    def _shed(self, segment: Segment, due_ns: int) -> bool:
+        wall_ns = due_ns - self.due_on_clock_ns(0)
+        try:
+            self.store.append_to_backend(segment, [wall_ns] * segment.count)
+        except BackendError:
+            return False  # over the limit rather than lost
+        return True
+
+    def _put_off(self, segment: Segment, now_s: float) -> bool:
+        """Return a deferred message to the tail of the backend; False if it is due."""
+        batch = segment.batch
+        due_ns = self.due_on_clock_ns(batch.timestamp_ns + batch.defer_ms * _MS_NS)
+        if due_ns <= self.clock_ns(now_s) or not self._shed(segment, due_ns):
+            return False
+        self._shed_count += 1
+        if self._shed_count >= self.store.backend.depth:
+            self._shed_count = 0
+            self._rests_until_s = now_s + REST_S
+            self.scan_at(self._rests_until_s)
+        return True
+
+    def _is_resting(self, now_s: float) -> bool:
+        return now_s < self._rests_until_s and not self.store.memory.depth
 
     def _deliver(self, subscription: Subscription, segment: Segment, now_s: float) -> bool:
         """Hand one delivery to a client; False if the client takes no more now."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from trionsq.core.batch import Segment
+from trionsq.core.bounds import EXPIRED
 from trionsq.core.channel import ChannelState
 from trionsq.core.containers import NEVER
 from trionsq.core.subscription import Delivery, Subscription
@@ -31,8 +32,8 @@ class GivenUpMessage(NamedTuple):
     Attributes:
         id: of the message.
         delivery: its entry among those in flight, of which it is the only message.
-        reason: ``requeued``, ``timed_out``, ``disconnected``, or what a client said.
-        client: who had it last.
+        reason: ``requeued``, ``timed_out``, ``disconnected``, ``expired``, or what a client said.
+        client: who had it last; empty for expired ones.
     """
 
     id: bytes
@@ -56,6 +57,7 @@ class GivenUp:
     Attributes:
         wake: is called when there are some.
         accepts: tells whether there is a place for dead letters of the channel.
+        is_final: whether the channel is of a dead-letter topic.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class GivenUp:
     ) -> None:
         self.wake = wake
         self.accepts = accepts
+        self.is_final = False
         self._core = core
         self._in_flight = in_flight = core.in_flight
         self._store = core.store
@@ -75,6 +78,7 @@ class GivenUp:
         self._holder = in_flight.given_up = Subscription(lambda delivery: False)
         self._holder.epoch = in_flight.epoch
         in_flight.give_up = self._keep_exhausted
+        in_flight.keeper = self
 
     def __repr__(self) -> str:
         return f"<GivenUp {len(self._messages)}>"
@@ -118,7 +122,24 @@ class GivenUp:
         count = len(holder.in_flight) + segment.count
         if count > _MAX_MESSAGES or self._nbytes + nbytes > _MAX_BYTES or not self.accepts():
             return False
-        self._nbytes += nbytes
+        self._take_in(segment, reason, client)
+        return True
+
+    def has_room(self) -> bool:
+        """Return whether `keep_expired` may be called: what it gets is taken whole."""
+        if self._holder.epoch != self._in_flight.epoch:
+            self._forget_emptied()
+        return len(self._holder.in_flight) < _MAX_MESSAGES and self._nbytes < _MAX_BYTES
+
+    def keep_expired(self, segment: Segment) -> bool:
+        """Take messages that expired in the queue; False if no dead letters are kept."""
+        if not self.accepts():
+            return False
+        self._take_in(segment, EXPIRED, "")
+        return True
+
+    def _take_in(self, segment: Segment, reason: str, client: str) -> None:
+        holder, in_flight = self._holder, self._in_flight
         for place, id_ in enumerate(segment.ids(), segment.first):
             one = Segment(segment.batch.extract([place], [id_]), 0, 1, segment.attempts - 1)
             delivery = Delivery(one, 0.0, NEVER)
@@ -127,9 +148,9 @@ class GivenUp:
             if id_ in holder.in_flight:
                 in_flight.drop_replaced(1)
             holder.in_flight[id_] = delivery
+            self._nbytes += delivery.batch.bodies.nbytes
             self._messages.append(GivenUpMessage(id_, delivery, reason, client))
         self.wake()
-        return True
 
     def take(self, max_count: int, max_bytes: int) -> list[GivenUpMessage]:
         """Return the next ones, to be passed to `gone` or `give_back`."""
@@ -155,6 +176,7 @@ class GivenUp:
     def gone(self, messages: Sequence[GivenUpMessage]) -> None:
         """The dead letters have them: the channel has them no more."""
         self._store.drop(DEAD_LETTERED, len(self._remove(messages)))
+        self._core.wake_if_waiting()
 
     def give_back(self, messages: Sequence[GivenUpMessage]) -> None:
         """There is no place for them: they return to the queue."""
@@ -162,6 +184,7 @@ class GivenUp:
             delivery = one.delivery
             segment = Segment(delivery.batch, delivery.first, delivery.last, delivery.attempts)
             self._store.restore(segment)
+        self._core.wake_if_waiting()
 
     def put_off(self, messages: Sequence[GivenUpMessage]) -> None:
         """They are to be taken again."""

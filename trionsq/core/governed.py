@@ -1,40 +1,42 @@
-"""Topics and channels that a policy applies to: bounds, expiry, retry schedules, shared limits.
+"""Channels that a policy applies to: bounds, expiry, retry schedules, shared limits.
 
-`govern_topic` and `govern_channel` give one its class of here, or take it away again. What is
-dropped, and why, is decided in `GovernedChannel.give_up` and `GovernedTopic.give_up`.
+`govern_channel` gives one its class of here, or takes it away again. What is dropped, and why, is
+decided in `GovernedChannel.give_up`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, TypeGuard
+from typing import Final
 
 from trionsq.core.batch import Segment
-from trionsq.core.bounded import BoundedChannelStore, BoundedStore, QueueFull, WeighedQueue
-from trionsq.core.bounds import Bounds, weight
+from trionsq.core.bounded import BoundedChannelStore
+from trionsq.core.bounds import EXPIRED, Bounds
 from trionsq.core.channel import PUT_BUSY, ChannelState
-from trionsq.core.keys import PublishKey
-from trionsq.core.policies import DROP_NEWEST, DROP_OLDEST, REFUSE, AppliedSettings
-from trionsq.core.queue import Store
+from trionsq.core.in_flight import Keeper
+from trionsq.core.policies import (
+    DEAD_LETTER,
+    DROP_OLDEST,
+    REFUSE,
+    AppliedSettings,
+)
 from trionsq.core.recovered import ChannelStore
-from trionsq.core.round import Round
 from trionsq.core.subscription import Subscription
-from trionsq.core.topic import TopicState
-from trionsq.wire.bodies import Bodies
 
 __all__ = [
+    "MAX_DROP",
+    "POP_MESSAGES",
     "GovernedChannel",
-    "GovernedTopic",
     "govern_channel",
-    "govern_topic",
-    "is_governed",
     "refuses",
+    "renew_bounds",
+    "set_class",
 ]
 
 # Messages dropped in one call beside those that came: about a millisecond.
-_MAX_DROP: Final = 2_000
+MAX_DROP: Final = 2_000
 # Messages that are popped at once to be dropped.
-_POP_MESSAGES: Final = 500
+POP_MESSAGES: Final = 500
 # A delay of the schedule is shorter or longer by up to so much, so that what failed together does
 # not come again together.
 _JITTER: Final = 0.1
@@ -51,32 +53,49 @@ class GovernedChannel(ChannelState):
 
     def give_up(self, segment: Segment, reason: str) -> None:
         """Drop messages that were popped: the one place that decides what becomes of them."""
-        self.store.drop(reason, segment.count)
+        keeper = self._keeper()
+        if reason != EXPIRED or keeper is None or not keeper.keep_expired(segment):
+            self.store.drop(reason, segment.count)
         self.made_room()
+
+    def _keeper(self) -> Keeper | None:
+        return self.in_flight.keeper if self.settings.when_expired == DEAD_LETTER else None
+
+    def new_bounds(self, now_ns: Callable[[], int]) -> Bounds:
+        """Return what the queue needs to know of the settings."""
+        in_flight, keeper = self.in_flight, self._keeper()
+        has_room = None if keeper is None else keeper.has_room
+        bounds = Bounds(self.settings, now_ns, self.give_up, lambda: in_flight.count, has_room)
+        if in_flight.keeper is not None and in_flight.keeper.is_final:
+            bounds.ttl_ns = 0
+        return bounds
 
     # Bounds
 
     def put(self, segment: Segment, now_s: float, now_ns: int) -> int:
-        when_full, store = self.settings.when_full, self.store
-        if when_full == DROP_NEWEST:
-            fit, why = store.fitting(segment, self.deferred_count)
-            if fit < segment.count:
-                middle = segment.first + fit
-                rest = Segment(segment.batch, middle, segment.last, segment.attempts)
-                if fit:
-                    first = Segment(segment.batch, segment.first, middle, segment.attempts)
-                    super().put(first, now_s, now_ns)
-                self._leave(rest, why)
-                return PUT_BUSY
+        store = self.store
+        bounds = store.bounds
+        if bounds.drops_newest:
+            return self._put_fitting(segment, now_s, now_ns)
         count = segment.last - segment.first
         cost = ChannelState.put(self, segment, now_s, now_ns)
-        if when_full == DROP_OLDEST:
-            bounds, memory = store.bounds, store.memory
-            assert bounds is not None
-            assert isinstance(memory, WeighedQueue)
-            if bounds.max_messages or memory.nbytes + bounds.backend_nbytes > bounds.max_bytes:
-                self.trim(now_s, count)
+        if bounds.drops_oldest and (
+            bounds.max_messages or store.memory.nbytes + bounds.backend_nbytes > bounds.max_bytes
+        ):
+            self.trim(now_s, count)
         return cost
+
+    def _put_fitting(self, segment: Segment, now_s: float, now_ns: int) -> int:
+        fit, why = self.store.fitting(segment, self.deferred_count)
+        if fit >= segment.count:
+            return ChannelState.put(self, segment, now_s, now_ns)
+        middle = segment.first + fit
+        rest = Segment(segment.batch, middle, segment.last, segment.attempts)
+        if fit:
+            first = Segment(segment.batch, segment.first, middle, segment.attempts)
+            ChannelState.put(self, first, now_s, now_ns)
+        self._leave(rest, why)
+        return PUT_BUSY
 
     def _leave(self, segment: Segment, reason: str) -> None:
         store = self.store
@@ -107,23 +126,28 @@ class GovernedChannel(ChannelState):
         store = self.store
         if self.settings.when_full != DROP_OLDEST:
             return False
-        left = came + _MAX_DROP
-        self._is_over = False
+        left = came + MAX_DROP
+        self._note_over(False)
         while left > 0:
             over, reason = store.excess(self.deferred_count)
             if not over:
                 return False
-            segment = self._pop_oldest(min(over, left, _POP_MESSAGES), now_s)
+            segment = self._pop_oldest(min(over, left, POP_MESSAGES), now_s)
             if segment is None:
-                self._is_over = True
+                self._note_over(True)
                 return False
             left -= segment.count
             self.give_up(segment, reason)
         return True
 
+    def _note_over(self, is_over: bool) -> None:
+        self._is_over = is_over
+        if type(self) is (GovernedChannel if is_over else _TrimmedChannel):
+            set_class(self, _TrimmedChannel if is_over else GovernedChannel)
+
     def _pop_oldest(self, max_count: int, now_s: float) -> Segment | None:
         """Pop the messages that came first; what is not due yet goes to the deferred ones."""
-        for _ in range(_POP_MESSAGES):
+        for _ in range(POP_MESSAGES):
             segment = self.store.pop_oldest(max_count)
             if segment is None or not segment.batch.defer_ms:
                 return segment
@@ -134,17 +158,19 @@ class GovernedChannel(ChannelState):
     def drop_old(self, now_s: float, wall_ns: int) -> bool:
         """Drop what waits and has become too old; return whether there may be more."""
         store = self.store
-        before_ns, reason = _oldest_allowed(self.settings, wall_ns)
+        before_ns, reason = store.bounds.oldest_allowed(wall_ns)
         if not reason:
             return False
-        assert store.bounds is not None
-        left = _MAX_DROP
+        has_room = store.bounds.has_room if reason == EXPIRED else None
+        left = MAX_DROP
         while left > 0 and store.depth:
             oldest_ns = store.oldest_ns()
             if oldest_ns is not None and oldest_ns > before_ns:
                 return False
+            if has_room is not None and not has_room():
+                return False
             # Without a known age one message is read to find it out.
-            segment = self._pop_oldest(_POP_MESSAGES if oldest_ns is not None else 1, now_s)
+            segment = self._pop_oldest(POP_MESSAGES if oldest_ns is not None else 1, now_s)
             if segment is None:
                 return False
             left -= segment.count
@@ -154,20 +180,6 @@ class GovernedChannel(ChannelState):
                 self.wake_if_waiting()
                 return False
         return left <= 0
-
-    # Deliveries
-
-    def offer_credit(self, subscription: Subscription, now_s: float) -> None:
-        ChannelState.offer_credit(self, subscription, now_s)
-        if self.settings.max_in_flight and self.waiting:
-            # What this client gave back may be what another one waits for.
-            self.dispatch(now_s)
-
-    def dispatch(self, now_s: float) -> int:
-        cost = ChannelState.dispatch(self, now_s)
-        if self._is_over:
-            self.trim(now_s)
-        return cost
 
     # Retry schedules
 
@@ -204,131 +216,28 @@ class GovernedChannel(ChannelState):
             in_flight.return_timed_out = before
 
 
-class GovernedTopic(TopicState):
-    """A topic with a policy, or with a channel whose policy refuses publishes.
+class _TrimmedChannel(GovernedChannel):
+    """One that goes on dropping when what it has to read for that is there."""
 
-    Attributes:
-        refusing: the channels that do, by name.
-    """
-
-    store: BoundedStore
-    refusing: dict[str, GovernedChannel]
-
-    def add_channel(self, channel: ChannelState) -> None:
-        super().add_channel(channel)
-        if isinstance(channel, GovernedChannel) and refuses(channel):
-            self.refusing[channel.name] = channel
-
-    def remove_channel(self, name: str) -> None:
-        self.refusing.pop(name, None)
-        super().remove_channel(name)
-
-    def give_up(self, segment: Segment, reason: str) -> None:
-        """Drop messages that were popped: the one place that decides what becomes of them."""
-        self.store.drop(reason, segment.count)
-
-    def publish(
-        self, bodies: Bodies, now_ns: int, defer_ms: int = 0, key: PublishKey | None = None
-    ) -> Round | None:
-        settings = self.settings
-        if not self.refusing and (settings is None or self.can_pump):
-            # What passes through is no backlog.
-            return TopicState.publish(self, bodies, now_ns, defer_ms, key)
-        for channel in self.refusing.values():
-            # What the topic has, the channel is to get as well.
-            waiting = self.depth
-            why = channel.full_reason(bodies.count + waiting, bodies.nbytes + self.store.nbytes)
-            if why:
-                raise QueueFull(f"channel {self.name}:{channel.name} is full: {why}")
-        if settings is None or self.can_pump:
-            return super().publish(bodies, now_ns, defer_ms, key)
-        if settings.when_full != DROP_OLDEST:
-            why = self.store.full_for(bodies.count, bodies.nbytes)
-            if why and settings.when_full == REFUSE:
-                raise QueueFull(f"topic {self.name} is full: {why}")
-            if why:
-                self.message_count += bodies.count
-                self.message_bytes += bodies.nbytes
-                self.store.drop(why, bodies.count)
-                return None
-        pending = super().publish(bodies, now_ns, defer_ms, key)
-        self.trim(0.0, bodies.count)
-        return pending
-
-    def forget_published(self, count: int, nbytes: int) -> None:
-        super().forget_published(count, nbytes)
-        bounds = self.store.bounds
-        assert bounds is not None
-        bounds.backend_nbytes = max(0, bounds.backend_nbytes - nbytes)
-
-    def trim(self, now_s: float, came: int = 0) -> bool:
-        """As `GovernedChannel.trim`."""
-        settings, store = self.settings, self.store
-        if settings is None or settings.when_full != DROP_OLDEST or self.can_pump:
-            return False
-        left = came + _MAX_DROP
-        while left > 0:
-            over, reason = store.excess()
-            segment = store.pop_oldest(min(over, left, _POP_MESSAGES)) if over else None
-            if segment is None:
-                return False
-            left -= segment.count
-            self.give_up(segment, reason)
-        return True
-
-    def drop_old(self, now_s: float, wall_ns: int) -> bool:
-        """As `GovernedChannel.drop_old`."""
-        settings, store = self.settings, self.store
-        if settings is None or self.can_pump:
-            return False
-        before_ns, reason = _oldest_allowed(settings, wall_ns)
-        if not reason:
-            return False
-        assert store.bounds is not None
-        left = _MAX_DROP
-        while left > 0 and store.depth:
-            oldest_ns = store.oldest_ns()
-            if oldest_ns is not None and oldest_ns > before_ns:
-                return False
-            segment = store.pop_oldest(_POP_MESSAGES if oldest_ns is not None else 1)
-            if segment is None:
-                return False
-            left -= segment.count
-            middle = segment.first + store.bounds.count_old(segment, before_ns)
-            if middle > segment.first:
-                old = Segment(segment.batch, segment.first, middle, segment.attempts)
-                self.give_up(old, reason)
-            if middle < segment.last:
-                self._unread(Segment(segment.batch, middle, segment.last, segment.attempts))
-                return False
-        return left <= 0
-
-    def _unread(self, segment: Segment) -> None:
-        store = self.store
-        if segment.batch.sequences is not None and store.backend.unread(segment):
-            store.backend_out_count -= segment.count
-            assert store.bounds is not None
-            store.bounds.backend_nbytes += weight(segment)
-        else:
-            store.memory.put_back(segment)
+    def dispatch(self, now_s: float) -> int:
+        cost = GovernedChannel.dispatch(self, now_s)
+        if self._is_over:
+            self.trim(now_s)
+        return cost
 
 
-def _oldest_allowed(settings: AppliedSettings, wall_ns: int) -> tuple[int, str]:
-    """Return the time up to which what was published is too old, and why; no reason: none is."""
-    limits = []
-    if settings.message_ttl_ns:
-        limits.append((wall_ns - settings.message_ttl_ns, "expired"))
-    if settings.max_age_ns and settings.when_full == DROP_OLDEST:
-        limits.append((wall_ns - settings.max_age_ns, "max_age"))
-    return max(limits, default=(0, ""))
+class _SharedChannel(_TrimmedChannel):
+    """One with a limit for all clients together."""
+
+    def offer_credit(self, subscription: Subscription, now_s: float) -> None:
+        ChannelState.offer_credit(self, subscription, now_s)
+        if self.waiting:
+            # What this client gave back may be what another one waits for.
+            self.dispatch(now_s)
 
 
-def is_governed(one: TopicState | ChannelState) -> TypeGuard[GovernedTopic | GovernedChannel]:
-    """Return whether a policy applies to a topic or channel."""
-    return isinstance(one, GovernedTopic | GovernedChannel)
-
-
-def _set_class(one: object, class_: type) -> None:
+def set_class(one: object, class_: type) -> None:
+    """Make something one of another class, which has the same slots."""
     one.__class__ = class_
 
 
@@ -339,16 +248,18 @@ def govern_channel(
     if settings is None:
         if isinstance(channel, GovernedChannel):
             channel.store.end()
-            _set_class(channel.store, ChannelStore)
-            _set_class(channel, ChannelState)
+            set_class(channel.store, ChannelStore)
+            set_class(channel, ChannelState)
+            channel.in_flight.return_timed_out = channel.store.restore
         channel.settings = None
         return
-    _set_class(channel, GovernedChannel)
-    _set_class(channel.store, BoundedChannelStore)
+    # Each class costs with each delivery, so it is the one that is needed.
+    set_class(channel, _SharedChannel if settings.max_in_flight else GovernedChannel)
+    set_class(channel.store, BoundedChannelStore)
     assert isinstance(channel, GovernedChannel)
     channel.settings = settings
-    in_flight = channel.in_flight
-    channel.store.begin(Bounds(settings, now_ns, channel.give_up, lambda: in_flight.count))
+    channel.in_flight.return_timed_out = channel.store.restore
+    channel.store.begin(channel.new_bounds(now_ns))
 
 
 def refuses(channel: ChannelState) -> bool:
@@ -356,27 +267,7 @@ def refuses(channel: ChannelState) -> bool:
     return isinstance(channel, GovernedChannel) and channel.settings.when_full == REFUSE
 
 
-def govern_topic(
-    topic: TopicState,
-    settings: AppliedSettings | None,
-    now_ns: Callable[[], int],
-    new: ChannelState | None = None,
-) -> None:
-    """Apply settings to a topic from now on, and those of its channels that refuse publishes.
-
-    ``new``: a channel that is about to be added.
-    """
-    refusing = list(filter(refuses, topic.channels.values()))
-    topic.settings = settings
-    if settings is None and not refusing and (new is None or not refuses(new)):
-        if isinstance(topic, GovernedTopic):
-            topic.store.end()
-            _set_class(topic.store, Store)
-            _set_class(topic, TopicState)
-        return
-    _set_class(topic, GovernedTopic)
-    _set_class(topic.store, BoundedStore)
-    assert isinstance(topic, GovernedTopic)
-    topic.refusing = {one.name: one for one in refusing if isinstance(one, GovernedChannel)}
-    bounds = Bounds(settings or AppliedSettings(), now_ns, topic.give_up, lambda: 0)
-    topic.store.begin(bounds)
+def renew_bounds(channel: ChannelState, now_ns: Callable[[], int]) -> None:
+    """Have a channel see that its `Keeper` is another one, or that it has become final."""
+    if isinstance(channel, GovernedChannel):
+        channel.store.begin(channel.new_bounds(now_ns))

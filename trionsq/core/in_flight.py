@@ -9,7 +9,7 @@ Spec: tcp-protocol, sections 10 and 11.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, Protocol
 
 from trionsq.core.batch import Segment
 from trionsq.core.containers import NEVER, Roster, TimerQueue
@@ -21,6 +21,7 @@ __all__ = [
     "MAX_DIRECT_LOOKUPS",
     "MAX_LOOKUPS",
     "InFlight",
+    "Keeper",
     "MissedIds",
 ]
 
@@ -35,6 +36,23 @@ MAX_LOOKUPS: Final = 10_000
 _COST_BYTES: Final = 4096
 
 
+class Keeper(Protocol):
+    """Keeps messages of a channel that expired; see `trionsq.core.given_up.GivenUp`.
+
+    Attributes:
+        is_final: whether what waits in the channel are dead letters, which do not expire.
+    """
+
+    @property
+    def is_final(self) -> bool: ...
+
+    def has_room(self) -> bool:
+        """Return whether it takes some now."""
+
+    def keep_expired(self, segment: Segment) -> bool:
+        """Take them; False if dead letters of the channel are not kept."""
+
+
 class InFlight:
     """The messages in flight of one channel.
 
@@ -47,11 +65,12 @@ class InFlight:
         given_up: holds messages that are on their way to the dead letters; None if none can be.
         give_up: takes what has returned from a client, with the reason, and returns what is to be
             queued again.
+        keeper: of expired messages; None if there is none.
         return_timed_out: gets the messages that have timed out, which go back to the queue.
     """
 
     __slots__ = ("_checks", "_disconnected", "_store", "_wake_at", "compacts", "count", "epoch",
-                 "give_up", "given_up", "return_timed_out", "subscriptions",
+                 "give_up", "given_up", "keeper", "return_timed_out", "subscriptions",
                  "timeout_count")  # fmt: skip
 
     def __init__(self, store: Store, wake_at: Callable[[float], None]) -> None:
@@ -63,6 +82,7 @@ class InFlight:
         self.compacts = True
         self.given_up: Subscription | None = None
         self.give_up: Callable[[list[Segment], Subscription, str], list[Segment]] | None = None
+        self.keeper: Keeper | None = None
         self._store = store
         self._wake_at = wake_at
         self.return_timed_out: Callable[[Segment], None] = store.restore

@@ -7,7 +7,7 @@ are bounded in number: the oldest are forgotten first.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from hashlib import blake2b
 from struct import Struct
 from typing import Final, NamedTuple
@@ -39,6 +39,8 @@ _STEP_BYTES: Final = 256 * 1024
 # Keys that one publish forgets beside its own work, and that one turn forgets.
 _FORGOTTEN_PER_PUBLISH: Final = 8
 _FORGOTTEN_PER_TURN: Final = 5_000
+# Keys that one step of a start takes over: about 2 ms.
+_LOADED_PER_STEP: Final = 1_000
 
 
 class KeyReused(Exception):
@@ -153,9 +155,13 @@ class KeyWindow:
         if known.round is not None:
             self._unsafe.append(known)
 
-    def load(self, found: Iterable[tuple[TopicKeys, StoredKey]], now_s: float, now_ns: int) -> None:
-        """Take over the keys that a start has found, about the oldest first."""
-        for topic, (key, time_ns) in found:
+    def load_steps(
+        self, found: Iterable[tuple[TopicKeys, StoredKey]], now_s: float, now_ns: int
+    ) -> Iterator[None]:
+        """Take over the keys that a start has found, about the oldest first, in short steps."""
+        for count, (topic, (key, time_ns)) in enumerate(found):
+            if count and not count % _LOADED_PER_STEP:
+                yield
             age_s = max(0, now_ns - time_ns) / 1e9
             if age_s < self.length_s:
                 known = topic.load(key, now_s + self.length_s - age_s)

@@ -19,6 +19,8 @@ from trionsq import durations
 from trionsq.wire.names import MAX_NAME_BYTES, is_valid_name
 
 __all__ = [
+    "DEAD_LETTER",
+    "DROP",
     "DROP_NEWEST",
     "DROP_OLDEST",
     "REFUSE",
@@ -36,6 +38,8 @@ PolicyValue: TypeAlias = int | str | tuple[int, ...]
 DROP_OLDEST: Final = "drop_oldest"
 DROP_NEWEST: Final = "drop_newest"
 REFUSE: Final = "refuse"
+DROP: Final = "drop"
+DEAD_LETTER: Final = "dead_letter"
 
 _MAX_INT: Final = 2**62
 _MAX_PRIORITY: Final = 1_000_000
@@ -64,7 +68,10 @@ class AppliedSettings:
         max_messages, max_bytes, max_age_ns: bounds of what waits.
         when_full: ``drop_oldest``, ``drop_newest`` or ``refuse``.
         message_ttl_ns: age at which a message is not delivered any more.
+        when_expired: what becomes of it: ``drop`` or ``dead_letter``.
         max_in_flight: messages that all clients of the channel hold together.
+        retry_share: percent of the deliveries that are of retried messages while fresh ones wait
+            too; 0: they wait in one queue.
         sources: the name of the policy that each setting is from, by the policy's key.
     """
 
@@ -76,7 +83,9 @@ class AppliedSettings:
     max_age_ns: int = 0
     when_full: str = DROP_OLDEST
     message_ttl_ns: int = 0
+    when_expired: str = DROP
     max_in_flight: int = 0
+    retry_share: int = 0
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def dead_letter_name(self, topic: str) -> str:
@@ -152,6 +161,13 @@ def _when_full(value: object) -> str:
     return value
 
 
+def _when_expired(value: object) -> str:
+    if value not in (DROP, DEAD_LETTER):
+        raise PolicyError("is not drop or dead_letter")
+    assert isinstance(value, str)
+    return value
+
+
 def _dead_letter_topic(value: object) -> str:
     if not isinstance(value, str) or not is_valid_name(value.replace(_TOPIC, "t").encode()):
         raise PolicyError("is not the name of a topic; {topic} in it stands for the origin's")
@@ -197,7 +213,9 @@ _KEYS: Final[Mapping[str, _Key]] = {
     "max_age": _Key("max_age_ns", _duration, _render_duration, is_of_topics=True),
     "when_full": _Key("when_full", _when_full, is_of_topics=True),
     "message_ttl": _Key("message_ttl_ns", _duration, _render_duration, is_of_topics=True),
+    "when_expired": _Key("when_expired", _when_expired),
     "max_in_flight": _Key("max_in_flight", _number(0, _MAX_INT)),
+    "retry_share": _Key("retry_share", _number(0, 100)),
 }
 
 

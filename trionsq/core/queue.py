@@ -154,7 +154,7 @@ class MessageQueue:
 
     def __init__(self, queue: MessageQueue | None = None) -> None:
         """``queue``: its messages are taken over."""
-        self._segments: deque[Segment] = deque() if queue is None else queue._segments
+        self._segments: deque[Segment] = deque() if queue is None else queue.release()
         self.depth: int = 0 if queue is None else queue.depth
 
     def __repr__(self) -> str:
@@ -163,6 +163,10 @@ class MessageQueue:
     def __len__(self) -> int:
         """Messages in the queue, as `depth`."""
         return self.depth
+
+    def release(self) -> deque[Segment]:
+        """Return the segments in order; the queue is not used any more."""
+        return self._segments
 
     def append(self, segment: Segment) -> None:
         """Add at the tail. The segment belongs to the queue from now on."""
@@ -365,7 +369,7 @@ class Store:
 
         ``empty_backend`` takes the place of `Backend.empty`.
         """
-        memory, self.memory = self.memory, MessageQueue()
+        memory, self.memory = self.memory, type(self.memory)()
         self.drop("emptied", memory.depth)
         self.dropped["emptied"] += (empty_backend or self.backend.empty)()
         return memory

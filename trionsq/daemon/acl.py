@@ -6,6 +6,7 @@
     publish = ["invoices*"]                       # topics
     subscribe = ["orders/billing", "audit*"]      # topic/channel, or topic: all of its channels
     admin = ["invoices*"]                         # topics; "*" is the node as well
+    register = true                               # of an nsqd: it may register at nsqlookupd
 
 Tokens are long and random (docs/acl.md), so a fast hash of them tells nobody anything.
 """
@@ -29,7 +30,9 @@ __all__ = ["Acl", "AclError", "AclFile", "AclUser", "Authenticator", "TooManyAtt
 
 log = logging.getLogger("trionsq")
 
-_KEYS: Final = frozenset({"token_sha256", "certificate", "publish", "subscribe", "admin"})
+_KEYS: Final = frozenset(
+    {"token_sha256", "certificate", "publish", "subscribe", "admin", "register"}
+)
 _DIGEST: Final = re.compile(r"[0-9a-fA-F]{64}")
 _USER: Final = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 _PATTERN: Final = re.compile(r"[A-Za-z0-9_.#*-]{1,74}")
@@ -72,6 +75,7 @@ class AclUser:
         digests: SHA-256 of the tokens.
         certificates: common names.
         publish, subscribe, admin: patterns as in the file.
+        register: whether an nsqd with its token may register at nsqlookupd.
     """
 
     name: str
@@ -80,6 +84,7 @@ class AclUser:
     publish: tuple[str, ...] = ()
     subscribe: tuple[str, ...] = ()
     admin: tuple[str, ...] = ()
+    register: bool = False
 
     def may_publish(self, topic: str) -> bool:
         """Whether the user may publish to a topic."""
@@ -147,6 +152,10 @@ class Acl:
         return bool(self._digests)
 
     @property
+    def has_registrars(self) -> bool:
+        return any(user.register for user in self._users)
+
+    @property
     def has_certificates(self) -> bool:
         return bool(self._certificates)
 
@@ -190,11 +199,16 @@ def _user(name: str, entry: object) -> AclUser:
     digests = _texts(name, entry, "token_sha256")
     if not all(map(_DIGEST.fullmatch, digests)):
         raise AclError(f"user {name}: token_sha256 is not 64 hex digits")
+    if not isinstance(entry.get("register", False), bool):
+        raise AclError(f"user {name}: register is not true or false")
     user = AclUser(
         name,
         tuple(map(bytes.fromhex, digests)),
         _texts(name, entry, "certificate"),
-        *(_patterns(name, entry, right) for right in ("publish", "subscribe", "admin")),
+        _patterns(name, entry, "publish"),
+        _patterns(name, entry, "subscribe"),
+        _patterns(name, entry, "admin"),
+        entry.get("register") is True,
     )
     if not user.digests and not user.certificates:
         raise AclError(f"user {name}: neither token_sha256 nor certificate")

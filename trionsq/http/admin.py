@@ -120,7 +120,7 @@ class Administration:
         return empty()
 
     async def back_up(self) -> Response:
-        """POST /log/backup: make a backup of the logs in the data path."""
+        """POST /log/backup: make a backup of the logs and dead letters in the data path."""
         name = query().get(b"name")
         if name is None:
             raise HttpError(400, "MISSING_ARG_NAME")
@@ -128,7 +128,7 @@ class Administration:
             raise HttpError(400, "INVALID_NAME")
         broker, text_ = self._broker, name.decode()
         try:
-            sizes = await make_backup(broker.logs, broker.folder, text_)
+            sizes = await make_backup(broker.logs, broker.dead_letters, broker.folder, text_)
         except FileExistsError as error:
             raise HttpError(409, "BACKUP_EXISTS") from error
         except (BackupError, StateError) as error:

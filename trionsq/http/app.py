@@ -15,6 +15,7 @@ from trionsq.broker.chores import in_turns
 from trionsq.broker.topic import PublishRefused, Topic, until_safe
 from trionsq.core.keys import KeyReused, PublishKey, digest_steps
 from trionsq.http.admin import Administration, Configuration
+from trionsq.http.cancelling import Cancelling
 from trionsq.http.dead_letters import DeadLetterOffice
 from trionsq.http.debug import Debugging
 from trionsq.http.drain import Draining
@@ -108,6 +109,7 @@ def _endpoints(broker: Broker, gate: Gate) -> Iterable[Endpoint]:
         ("GET", "/topic/log", reading.read),
         ("GET", "/topic/peek", peeking.topic),
         ("GET", "/channel/peek", peeking.channel),
+        ("POST", "/channel/deferred/cancel", Cancelling(broker, admin).cancel),
         ("POST", "/channel/create", seeking.create_channel),
         ("POST", "/channel/seek", seeking.seek_channel),
         ("POST", "/channel/delete", admin.delete_channel),

@@ -21,6 +21,7 @@ from trionsq.storage.log.seeking import rfc3339
 from trionsq.web.protocol import HttpError, Query, valid_argument
 from trionsq.web.request import query
 from trionsq.web.responses import json_document
+from trionsq.wire.names import MAX_REASON, is_valid_reason
 
 __all__ = ["DeadLetterOffice"]
 
@@ -31,7 +32,6 @@ _MAX_LIMIT: Final = 1000
 _MAX_RATE: Final = 10_000
 # Of the bodies of a page together.
 _MAX_PAGE_BYTES: Final = 4 << 20
-_MAX_REASON: Final = 200
 _ID_BYTES: Final = 16
 
 
@@ -94,8 +94,8 @@ class DeadLetterOffice:
         id_ = values.get(b"id", b"")
         if len(id_) != _ID_BYTES:
             raise HttpError(400, "INVALID_ARG_ID")
-        reason = values.get(b"reason", b"asked").decode(errors="replace")[:_MAX_REASON]
-        if not reason.isprintable() or not reason:
+        reason = values.get(b"reason", b"asked").decode(errors="replace")[:MAX_REASON]
+        if not is_valid_reason(reason):
             raise HttpError(400, "INVALID_ARG_REASON")
         if not self._give_up(channel, id_, reason):
             raise HttpError(404, "MESSAGE_NOT_IN_FLIGHT")

@@ -14,6 +14,7 @@ time.
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable
 from typing import Final
 
 import trio
@@ -29,7 +30,8 @@ from trionsq.http.fast_requests import (
     Target,
     is_unknown_start,
 )
-from trionsq.transports.transport import MAX_FULL_READS, READS_PER_TRIAL, Transport
+from trionsq.transports.poller import HANDLED, NOTHING, Step, last_turn, next_turn
+from trionsq.transports.transport import MAX_FULL_READS, Transport
 from trionsq.web.limits import PaceWatch
 from trionsq.web.protocol import HttpError, parse_query
 from trionsq.wire.bodies import ListBodies
@@ -40,10 +42,15 @@ log = logging.getLogger("trionsq")
 
 _MAX_READ_BYTES: Final = 64 * 1024
 _NO_LIMIT_S: Final = float("inf")
+_NOTHING_UNSENT: Final = memoryview(b"")
 
 
 class FastConnection:
-    """A connection as long as the fast path knows its requests."""
+    """A connection as long as the fast path knows its requests: served by the broker's poller.
+
+    Attributes:
+        transport: the connection itself.
+    """
 
     __slots__ = (
         "__weakref__",
@@ -60,10 +67,10 @@ class FastConnection:
         "_out",
         "_pace",
         "_scope",
-        "_transport",
         "_unsafe",
         "_wait",
         "_wait_began",
+        "transport",
     )
 
     def __init__(
@@ -72,7 +79,7 @@ class FastConnection:
         """``checks_hosts``: a Host header has to have a name of this machine."""
         self._checks_hosts = checks_hosts
         self._fast_path = fast_path
-        self._transport = transport
+        self.transport = transport
         self._scope = trio.CancelScope()
         # Input that is not handled yet begins at `_at`; a bytearray while a body arrives.
         self._buffer: bytes | bytearray = b""
@@ -91,7 +98,7 @@ class FastConnection:
         self._pace: PaceWatch | None = None
 
     def __repr__(self) -> str:
-        return f"<FastConnection {self._transport.peer} waits for {self._wait.value}>"
+        return f"<FastConnection {self.transport.peer} waits for {self._wait.value}>"
 
     async def run(self) -> bytes | None:
         """Serve requests until the connection ends (None), or the framework has to take over.
@@ -102,7 +109,7 @@ class FastConnection:
         connections.add(self)
         try:
             with self._scope:
-                await self._converse()
+                await self._fast_path.broker.context.poller.serve(self)
             if self._expired and self._wait is Wait.BODY:
                 self._give_up_body()
             if self._closing:
@@ -139,38 +146,26 @@ class FastConnection:
         if self._wait is Wait.REQUEST:
             self._scope.cancel()
 
-    # The task of the connection
+    # The task of the connection, or the poller's
 
-    async def _converse(self) -> None:
-        transport = self._transport
-        reads = 0
-        ask_again = False
-        await transport.wait_readable()
-        while True:
-            data = transport.receive_nowait(_MAX_READ_BYTES)
+    def advance(self) -> Step:
+        """Read and handle requests until that has to wait; see `trionsq.transports.poller`."""
+        for _ in range(MAX_FULL_READS):
+            data = self.transport.receive_nowait(_MAX_READ_BYTES)
             if data is None:
-                ask_again = False
-                await transport.wait_readable()
-                continue
+                return NOTHING
             if not data:
                 # The framework knows how to answer an incomplete request.
                 self._hands_over = bool(self._buffer)
-                return
-            await self._handle_data(data)
-            if self._closing or self._hands_over:
-                return
-            reads += 1
-            if len(data) == _MAX_READ_BYTES:
-                if reads % MAX_FULL_READS == 0:
-                    await trio.lowlevel.checkpoint()
-            elif ask_again or reads % READS_PER_TRIAL == 0:
-                ask_again = True
-                await trio.lowlevel.checkpoint()
-            else:
-                await transport.wait_readable()
+                return last_turn()
+            if (waiting := self._handle_data(data)) is not None:
+                return waiting
+            if len(data) < _MAX_READ_BYTES:
+                return HANDLED
+        return next_turn()
 
-    async def _handle_data(self, data: bytes) -> None:
-        """Handle all complete requests, and write the responses."""
+    def _handle_data(self, data: bytes) -> Awaitable[bool] | None:
+        """Handle all complete requests, and write the responses, as far as that needs no wait."""
         if not self._buffer:
             self._buffer = data
         else:
@@ -179,24 +174,48 @@ class FastConnection:
             self._buffer += data
             if len(self._buffer) < self._need:
                 self._wait_began = True
-                return
+                return None
             self._buffer = bytes(self._buffer)
-        while (publish := self._handle_requests(self._buffer)) is not None:
+        if (publish := self._handle_requests(self._buffer)) is not None:
+            return self._handle_rest(publish)
+        if self._unsafe:
+            return self._end_requests()
+        if self._out:
+            data = self._pop_responses()
+            if (sent := self.transport.send_nowait(data)) < len(data):
+                return self._end_requests(memoryview(data)[sent:])
+            self._wait_for(Wait.REQUEST)
+        return None if self._wait_for_more() else last_turn()
+
+    async def _handle_rest(self, publish: PublishRequest) -> bool:
+        """Handle requests of which the first one has to wait for its topic."""
+        waiting: PublishRequest | None = publish
+        while waiting is not None:
             await self._write()
             self._wait_for(Wait.TOPIC)
-            if publish.prepared is not None:
-                await publish.prepared.wait()
-            if await self._read_messages(publish):
-                await publish.topic.wait_for_room(publish.count)
+            if waiting.prepared is not None:
+                await waiting.prepared.wait()
+            if await self._read_messages(waiting):
+                await waiting.topic.wait_for_room(waiting.count)
                 self._fast_path.responses.renew()
-                self._publish(publish)
-        if self._out:
-            await self._write()
-            self._wait_for(Wait.REQUEST)
+                self._publish(waiting)
+            waiting = self._handle_requests(bytes(self._buffer))
+        return await self._end_requests()
+
+    async def _end_requests(self, unsent: memoryview = _NOTHING_UNSENT) -> bool:
+        """Write what is left of the responses; return whether the connection goes on."""
+        await self._send(unsent)
+        await self._write()
+        self._wait_for(Wait.REQUEST)
+        return self._wait_for_more()
+
+    def _wait_for_more(self) -> bool:
+        """Note what is waited for; return whether the connection goes on."""
         if self._need:
             self._wait_for(Wait.BODY)
         elif self._ending:
             self._closing = True
+        return not (self._closing or self._hands_over)
 
     def _wait_for(self, wait: Wait) -> None:
         self._wait = wait
@@ -329,29 +348,30 @@ class FastConnection:
                 self._out[place : place + len(refusals)] = refusals
         self._unsafe.clear()
 
-    async def _write(self) -> None:
-        if not self._out:
-            return
-        if self._unsafe:
-            await self._until_safe()
-        transport = self._transport
+    def _pop_responses(self) -> bytes:
         data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
         self._out.clear()
-        sent = transport.send_nowait(data)
-        if sent == len(data):
-            return
-        view = memoryview(data)[sent:]
-        while view:
-            self._wait_for(Wait.PEER)
-            await transport.wait_writable()
-            view = view[transport.send_nowait(view) :]
+        return data
+
+    async def _write(self) -> None:
+        if self._unsafe:
+            await self._until_safe()
+        if self._out:
+            await self._send(memoryview(self._pop_responses()))
+
+    async def _send(self, data: memoryview) -> None:
+        while data:
+            data = data[self.transport.send_nowait(data) :]
+            if data:
+                self._wait_for(Wait.PEER)
+                await self.transport.wait_writable()
 
     def _give_up_body(self) -> None:
         """Respond to a request whose body has stopped."""
         fast_path = self._fast_path
         log.info(
             "HTTP: [%s] - request body too slow, gave up after %d bytes",
-            self._transport.peer,
+            self.transport.peer,
             len(self._buffer),
         )
         raw = bytes(self._buffer[: self._buffer.index(b"\r\n\r\n") + 4])
@@ -365,12 +385,12 @@ class FastConnection:
             fast_path.rules.topic(parse_query(request.head.query))
         fast_path.responses.renew()
         error = HttpError(500, "INTERNAL_ERROR")
-        self._transport.send_nowait(fast_path.responses.refusal(error, close=False))
+        self.transport.send_nowait(fast_path.responses.refusal(error, close=False))
         self._closing = True
 
     async def _linger(self) -> None:
         """Read on for a while: a reset would discard the response to a peer that still sends."""
-        transport = self._transport
+        transport = self.transport
         transport.end_sending()
         with trio.move_on_after(self._fast_path.linger_s):
             while (data := transport.receive_nowait(_MAX_READ_BYTES)) != b"":

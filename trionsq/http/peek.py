@@ -244,7 +244,7 @@ class Peeking:
         set_back_ns = self._clock.set_back_ns()
         backend = channel.core.store.backend
         if isinstance(backend, Cursor):
-            view = backend.peek_held(offset, _MAX_LIMIT + 1)
+            view = backend.peek_held(backend.held.next_ranges(offset, _MAX_LIMIT + 1))
             try:
                 await self._in_thread(partial(view.read, set_back_ns, page))
             except PeekStale as stale:

@@ -22,7 +22,8 @@ from trionsq.http.fast_connection import FastConnection
 from trionsq.http.fast_path import FastPath, WaitLimits
 from trionsq.transports.certificates import ServerTls
 from trionsq.transports.tls import HANDSHAKE_S, start_tls
-from trionsq.transports.transport import SocketTransport, Transport
+from trionsq.transports.transport import Transport
+from trionsq.transports.trio_sockets import SocketTransport
 from trionsq.web import limits
 from trionsq.web.gate import Gate
 from trionsq.web.serve import NO_MOUNTS, Mounts, WebServer, mounted, serve_web

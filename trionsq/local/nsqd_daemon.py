@@ -33,7 +33,7 @@ from trionsq.http.serve import gate_of, serve_http
 from trionsq.storage.folder import DataPathError, lock_data_path
 from trionsq.storage.metadata import MetadataError, remove_drafts
 from trionsq.transports.certificates import ServerTls, TlsConfigError
-from trionsq.transports.transport import SocketTransport
+from trionsq.transports.trio_sockets import SocketTransport
 from trionsq.web.gate import Gate
 from trionsq.web.serve import NO_MOUNTS, Mounts
 

@@ -20,6 +20,9 @@ __all__ = ["DeferralChanges", "Deferrals"]
 log = logging.getLogger("trionsq")
 
 _MS_NS: Final = 1_000_000
+# The due time of a message that was cancelled, which still lies in the queue: the last one that the
+# file can have.
+_CANCELLED_NS: Final = 10**20 - 1
 # The file is rewritten when it has more lines of messages that were read than this, and than of
 # messages that are deferred.
 _MAX_SPENT_LINES: Final = 1_000
@@ -181,6 +184,17 @@ class Deferrals:
         entries = list(zip(ids, due_ns, strict=True))
         self._due_ns.update(entries)
         self._new += entries
+
+    def cancel(self, id_: bytes, due_ns: int) -> bool:
+        """Note that a message is not to come any more; False if none is due then."""
+        if self._due_ns.get(id_) != due_ns:
+            return False
+        self.add([id_], [_CANCELLED_NS])
+        return True
+
+    def is_cancelled(self, segment: Segment) -> bool:
+        """Return whether the one message that was read last, a deferred one, was cancelled."""
+        return self._read.get(segment.ids()[0]) == _CANCELLED_NS
 
     def limit_segment(self, segment: Segment) -> Segment:
         """Return the first message alone if it is deferred, else those before a deferred one.

@@ -20,14 +20,13 @@ from typing import Final
 
 from trionsq.core.batch import Segment
 from trionsq.core.deferred import Deferred
-from trionsq.core.ids import can_be_named, is_valid_id
 from trionsq.core.queue import BackendError
 from trionsq.storage.deferrals import Deferrals
 from trionsq.storage.folder import DataFolder, error_text
 from trionsq.storage.peek import QueueView
 from trionsq.storage.positions import PositionsFile, QueueFiles
 from trionsq.storage.queuecopy import QueueCopy
-from trionsq.storage.reader import QueueReader
+from trionsq.storage.reader import QueueReader, without_damaged
 from trionsq.storage.records import encode
 from trionsq.storage.recovery import UndeletedFiles, find_start
 from trionsq.storage.sync import QueueSync
@@ -161,6 +160,9 @@ class DiskQueue:
             segment = self._read_next(max_count, max_bytes)
             if segment is None:
                 return None
+            if segment.batch.defer_ms and self._deferrals.is_cancelled(segment):
+                self.dropped["cancelled"] += 1
+                continue
             segment = self._without_damaged(segment)
             if segment is not None:
                 return segment
@@ -195,24 +197,12 @@ class DiskQueue:
         return segment
 
     def _without_damaged(self, segment: Segment) -> Segment | None:
-        """Return the messages that a client can finish.
-
-        A power failure may leave zeros inside of a file: what was written shortly before has an id
-        of ours, or is damaged. Elsewhere other ids count, too, if a command can name them.
-        """
-        ids = segment.ids()
-        is_good = is_valid_id if self._is_recovering else can_be_named
-        if is_good(b"".join(ids)):
-            return segment
-        kept = [place for place, message_id in enumerate(ids) if is_good(message_id)]
-        count = len(ids) - len(kept)
-        self.dropped["damaged"] += count
-        log.error("DISKQUEUE(%s): dropping %d damaged messages: invalid ids", self.name, count)
-        if not kept:
-            return None
-        places = [segment.first + place for place in kept]
-        batch = segment.batch.extract(places, [ids[place] for place in kept])
-        return Segment(batch, 0, len(kept), segment.attempts)
+        kept = without_damaged(segment, self._is_recovering)
+        if kept is not segment:
+            count = segment.count - (0 if kept is None else kept.count)
+            self.dropped["damaged"] += count
+            log.error("DISKQUEUE(%s): dropping %d damaged messages: invalid ids", self.name, count)
+        return kept
 
     def _note_end(self) -> None:
         """Note that all records were read."""
@@ -224,6 +214,16 @@ class DiskQueue:
                 self._positions.depth,
             )
             self._positions.depth = 0
+
+    def cancel(self, id_: bytes, due_ns: int) -> bool:
+        """Drop a deferred message when it is read; False if none is due then.
+
+        ``due_ns``: in nanoseconds since the epoch. It is durable with the next sync.
+        """
+        if not self._deferrals.cancel(id_, due_ns):
+            return False
+        self._sync.count_operations(1, False)
+        return True
 
     def unread(self, segment: Segment) -> bool:
         return False

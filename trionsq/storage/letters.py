@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Final, NamedTuple, Protocol
 
-from trionsq.disk import Disk
+from trionsq.disk import Disk, close_quietly
 from trionsq.storage.letter_schema import LETTERS_SCHEMA, LETTERS_VERSION
 
 __all__ = [
@@ -35,6 +36,9 @@ LETTERS_FILE: Final = "trionsq.dead.db"
 _VACUUM_PAGES: Final = 1_000
 # Letters that one transaction removes.
 _MAX_REMOVED: Final = 1_000
+# A copy takes so many pages at a time, 4 MiB, and lets others do something in between.
+_COPIED_PAGES: Final = 1_000
+_COPY_BREAK_S: Final = 0.001
 
 _COLUMNS: Final = (
     "id, dead_topic, topic, channel, node, message, reason, attempts, first_ns, last_ns, client"
@@ -187,6 +191,12 @@ class DeadLetterStore(Protocol):
 
     def tallies(self) -> list[LetterTally]:
         """Return the counts of all channels that have letters."""
+
+    def copy_to(self, disk: Disk) -> None:
+        """Copy all letters to another folder, which has none, durably; as of the end of the copy.
+
+        Raises OSError as well.
+        """
 
     def close(self) -> None:
         """Release the file."""
@@ -356,6 +366,25 @@ class SqliteLetters:
             LetterTally(topic, channel, dead_topic, letters, nbytes, unfed, oldest_ns or 0)
             for topic, channel, dead_topic, letters, nbytes, unfed, oldest_ns in rows
         ]
+
+    def copy_to(self, disk: Disk) -> None:
+        def let_others(_status: int, _remaining: int, _total: int) -> None:
+            self._lock.release()
+            time.sleep(_COPY_BREAK_S)
+            self._lock.acquire()
+
+        path = os.path.join(disk.path, LETTERS_FILE)
+        try:
+            with closing(sqlite3.connect(path)) as target, self._lock:
+                self._connection.backup(target, pages=_COPIED_PAGES, progress=let_others)
+        except sqlite3.Error as error:
+            raise LetterError(f"{path}: {error}") from error
+        file = disk.open(LETTERS_FILE)
+        try:
+            file.sync()
+        finally:
+            close_quietly(file)
+        disk.sync_folder()
 
     def close(self) -> None:
         with self._lock, suppress(sqlite3.Error):

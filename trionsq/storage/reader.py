@@ -13,12 +13,13 @@ from bisect import bisect_right
 from typing import Final
 
 from trionsq.core.batch import Segment
+from trionsq.core.ids import can_be_named, is_valid_id
 from trionsq.disk import Disk, DiskFile, close_quietly
 from trionsq.storage.positions import FileNumbers, Positions, QueueFiles
 from trionsq.storage.records import RecordBlock, parse
 from trionsq.storage.writer import QueueWriter
 
-__all__ = ["QueueReader"]
+__all__ = ["QueueReader", "without_damaged"]
 
 log = logging.getLogger("trionsq")
 
@@ -264,3 +265,22 @@ class QueueReader:
         if self._file is not None:
             close_quietly(self._file)
             self._file = None
+
+
+def without_damaged(segment: Segment, is_recovering: bool) -> Segment | None:
+    """Return the messages that a client can finish; None if there are none.
+
+    A power failure may leave zeros inside of a file: what was written shortly before
+    (``is_recovering``) has an id of ours, or is damaged. Elsewhere other ids count, too, if a
+    command can name them.
+    """
+    ids = segment.ids()
+    is_good = is_valid_id if is_recovering else can_be_named
+    if is_good(b"".join(ids)):
+        return segment
+    kept = [place for place, message_id in enumerate(ids) if is_good(message_id)]
+    if not kept:
+        return None
+    places = [segment.first + place for place in kept]
+    batch = segment.batch.extract(places, [ids[place] for place in kept])
+    return Segment(batch, 0, len(kept), segment.attempts)

@@ -70,11 +70,13 @@ async def open_broker(
             "data_path": str(folder),
         }
         valid = validated(NsqdOptions(**(defaults | options)))
-        nursery = ShieldedNursery()
-        tasks = await nursery.open()
         stop, stopped = trio.Event(), trio.Event()
+        nursery = ShieldedNursery(stop.set)
+        tasks = await nursery.open()
+        is_started = False
         try:
             broker: Broker = await tasks.start(_serve, valid, stop, stopped)
+            is_started = True
             yield OpenBroker(
                 f"127.0.0.1:{broker.ports.tcp}",
                 f"127.0.0.1:{broker.ports.http}",
@@ -84,7 +86,7 @@ async def open_broker(
             )
         finally:
             stop.set()
-            if tasks.child_tasks:
+            if is_started:
                 with trio.CancelScope(shield=True):
                     await stopped.wait()
             await nursery.close()

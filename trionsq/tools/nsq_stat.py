@@ -16,6 +16,7 @@ from urllib.parse import quote
 import trio
 
 from trionsq import durations, httpget
+from trionsq.daemon.tokens import bearer_of
 from trionsq.hostport import format_address
 from trionsq.options import BOOL, DURATION, INT, STRING, STRINGS, option
 from trionsq.tools.common import (
@@ -59,6 +60,9 @@ class NsqStatOptions:
     )
     request_timeout_ns: int = option(
         "http-client-request-timeout", 5 * durations.SECOND_NS, DURATION, "time limit of a request"
+    )
+    token_file: str = option(
+        "token-file", "", STRING, "path of a file with the token for nsqds and nsqlookupds"
     )
 
 
@@ -200,15 +204,18 @@ class _Polling:
         return nsqds
 
     async def _get(self, url: str) -> tuple[int, dict[str, Any]]:
+        headers = {"Accept": "application/vnd.nsq; version=1.0", "User-Agent": "nsq_stat/1.3.0"}
         try:
             answer = await httpget.get(
                 url,
-                {"Accept": "application/vnd.nsq; version=1.0", "User-Agent": "nsq_stat/1.3.0"},
+                headers | bearer_of(self._options.token_file),
                 self._options.connect_timeout_ns / durations.SECOND_NS,
                 self._options.request_timeout_ns / durations.SECOND_NS,
                 _MAX_ANSWER_BYTES,
             )
             return answer.status, json.loads(answer.body)
+        except OSError as error:
+            raise ToolError(f"ERROR: failed to read --token-file - {error}") from error
         except (httpget.GetError, ValueError) as error:
             raise ToolError(f"ERROR: failed to get {url} - {error}") from error
 

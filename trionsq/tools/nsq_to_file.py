@@ -30,7 +30,7 @@ from trionsq.client import (
     DiscoveryError,
     ProtocolError,
 )
-from trionsq.client.discovery import topics_of
+from trionsq.client.discovery import lookup_headers, topics_of
 from trionsq.daemon.log import configure
 from trionsq.tools.common import (
     consumer_config,
@@ -309,7 +309,7 @@ class NsqToFile:
             try:
                 answer = await httpget.get(
                     f"{base.rstrip('/')}/topics",
-                    {"Accept": "application/vnd.nsq; version=1.0"},
+                    lookup_headers(self._config),
                     self._options.http_client_connect_timeout_ns / durations.SECOND_NS,
                     self._options.http_client_request_timeout_ns / durations.SECOND_NS,
                     ssl_context=self._config.ssl_context() if base.startswith("https:") else None,

@@ -26,7 +26,7 @@ from trionsq.client import (
     Producer,
     ProtocolError,
 )
-from trionsq.client.connection import Reply
+from trionsq.client.reply import Reply
 from trionsq.hostport import parse_address
 from trionsq.options import INT, STRING, STRINGS, option
 from trionsq.tools.common import (

@@ -19,7 +19,7 @@ from typing import Final
 import trio
 
 from trionsq.client import ClientError, Config, Producer, ProtocolError
-from trionsq.client.connection import Reply
+from trionsq.client.reply import Reply
 from trionsq.options import INT, STRING, STRINGS, option
 from trionsq.tools.common import (
     ToolError,

@@ -16,8 +16,7 @@ fill its buffer; the second saves a system call. It proves nothing in these case
   by themselves.
 
 To wait by itself means that the task of the connection waits in `Transport.wait_readable`. This is
-the way of the first two connections, and of all on systems without epoll or while the poller does
-not run.
+the way of all connections on systems without epoll, or while the poller does not run.
 """
 
 from __future__ import annotations
@@ -32,7 +31,8 @@ from typing import Final, Protocol, TypeAlias
 import trio
 from outcome import Error, Outcome, Value
 
-from trionsq.transports.transport import READS_PER_TRIAL, SocketTransport, Transport
+from trionsq.transports.transport import Transport
+from trionsq.transports.trio_sockets import SocketTransport
 from trionsq.transports.turn import Turn
 
 __all__ = [
@@ -51,8 +51,16 @@ _MAX_READY: Final = 1024
 # After so long the other sockets of a look are left to the tasks of their connections. If they had
 # to wait for the poller's next turn, one busy connection would get as much as a hundred quiet ones.
 _MAX_TURN_S: Final = 0.005
-# Connections that wait by themselves: to few of them the epoll costs more than it saves.
-_MAX_ALONE: Final = 2
+# After so long with input other tasks get their turn.
+_MAX_RUN_S: Final = 0.001
+# To wake up takes as long as a client needs to get its answer and send the next command. So after
+# some short sleeps the task looks on for a moment, until that was once in vain.
+_SLEEPS_PER_SPIN: Final = 16
+_SHORT_SLEEP_S: Final = 100e-6
+_SPIN_S: Final = 50e-6
+# A connection that waits by itself reads once more without waiting, each so many reads: a system
+# call that fails costs less than to wait, if input comes fast.
+_READS_PER_TRIAL: Final = 16
 # Missing on systems without epoll.
 _EVENTS: Final = (
     select.EPOLLIN | select.EPOLLPRI | select.EPOLLRDHUP | select.EPOLLET
@@ -154,7 +162,7 @@ class _Watch:
             if not isinstance(step, Input):
                 return step
             reads += 1
-            read_again = step is HANDLED and (read_again or reads % READS_PER_TRIAL == 0)
+            read_again = step is HANDLED and (read_again or reads % _READS_PER_TRIAL == 0)
 
     def advance(self) -> Step:
         """Let the connection handle what has come, in a turn of its own."""
@@ -260,7 +268,6 @@ class Poller:
         self._epoll: select.epoll | None = None
         self._opened: trio.Event | None = None  # while `run` runs
         self._watches: dict[int, _SocketWatch] = {}
-        self._alone: set[_Watch] = set()
 
     def __repr__(self) -> str:
         return f"<Poller {len(self)} sockets>"
@@ -280,7 +287,7 @@ class Poller:
             while await (await watch.wait()):
                 while True:
                     if watch.is_over or watch.transport is not connection.transport:
-                        self._close(watch)
+                        watch.close()
                         watch = self._watch(connection)
                     step = watch.advance()
                     if isinstance(step, Input):
@@ -288,22 +295,15 @@ class Poller:
                     if not await step:
                         return
         finally:
-            self._close(watch)
+            watch.close()
 
     def _watch(self, connection: PolledConnection) -> _Watch:
         transport = connection.transport
         if self._opened is None or not isinstance(transport, SocketTransport) or transport.is_unix:
             return _Watch(connection, self.turn)
-        if len(self._alone) >= _MAX_ALONE:
-            with suppress(OSError):  # the system takes no more
-                return _SocketWatch(connection, transport.fileno(), self)
-        watch = _Watch(connection, self.turn)
-        self._alone.add(watch)
-        return watch
-
-    def _close(self, watch: _Watch) -> None:
-        self._alone.discard(watch)
-        watch.close()
+        with suppress(OSError):  # the system takes no more
+            return _SocketWatch(connection, transport.fileno(), self)
+        return _Watch(connection, self.turn)
 
     def add(self, fd: int, watch: _SocketWatch) -> None:
         """Tell ``watch`` of the input of a socket, also of what has come already.
@@ -347,24 +347,37 @@ class Poller:
                 self._epoll = None
 
     async def _serve(self, epoll: select.epoll) -> None:
-        looks = 0
-        again = False
+        short_sleeps = 0
+        now_s = yields_s = perf_counter()
         while True:
+            if now_s >= yields_s:
+                await trio.lowlevel.checkpoint()
+                yields_s = perf_counter() + _MAX_RUN_S
             ready = epoll.poll(0, _MAX_READY)
+            if not ready and short_sleeps >= _SLEEPS_PER_SPIN:
+                ready = self._spin(epoll)
+                if not ready:
+                    short_sleeps = 0
+            now_s = perf_counter()
             if not ready:
-                again = False
+                slept_s = now_s
                 await trio.lowlevel.wait_readable(epoll.fileno())
+                now_s = perf_counter()
+                short_sleeps += now_s - slept_s < _SHORT_SLEEP_S
+                yields_s = now_s + _MAX_RUN_S
                 continue
-            turn_ends_s = perf_counter() + _MAX_TURN_S
             is_late = False
+            turn_ends_s = now_s + _MAX_TURN_S
             with self.turn:
                 for fd, events in ready:
                     # No task runs meanwhile that might close one of them.
                     self._watches[fd].note_ready(events, is_late=is_late)
-                    is_late = is_late or perf_counter() > turn_ends_s
-            looks += 1
-            if again or looks % READS_PER_TRIAL == 0:
-                again = True
-                await trio.lowlevel.checkpoint()
-            else:
-                await trio.lowlevel.wait_readable(epoll.fileno())
+                    now_s = perf_counter()
+                    is_late = is_late or now_s > turn_ends_s
+
+    def _spin(self, epoll: select.epoll) -> list[tuple[int, int]]:
+        """Look for input for a moment."""
+        ends_s = perf_counter() + _SPIN_S
+        while not (ready := epoll.poll(0, _MAX_READY)) and perf_counter() < ends_s:
+            pass
+        return ready

@@ -1,8 +1,8 @@
 """The byte stream under a connection: try at once, wait only if that would block.
 
-- `Transport`: the interface; `SocketTransport`: a socket
+- `Transport`: the interface
+- `BaseSocketTransport`: a socket, but for waiting: `trio_sockets` and `asyncio_sockets` have that
 - `LayeredTransport`: a transport over another one, with a `Layer` (TLS, compression) in between
-- `TransportStream`: a transport as a trio stream, for libraries that take streams
 
 Spec: tcp-protocol, section 8 (upgrade order).
 """
@@ -14,33 +14,20 @@ import socket
 from collections.abc import Awaitable
 from typing import Final, Protocol
 
-import trio
-from trio.socket import SocketType
-
 from trionsq.hostport import format_address
+from trionsq.transports.runtime import checkpoint
 
 __all__ = [
     "MAX_FULL_READS",
-    "READS_PER_TRIAL",
+    "BaseSocketTransport",
     "BrokenStreamError",
     "Layer",
     "LayeredTransport",
-    "SocketTransport",
     "Transport",
-    "TransportStream",
 ]
 
-# The read loop of nsqd's connections and of the HTTP fast path is written out in both: a shared
-# coroutine would cost a call for each read, which is a message for a client that waits for replies.
 MAX_FULL_READS: Final = 4
 """Full reads in a row before other tasks get their turn."""
-READS_PER_TRIAL: Final = 16
-"""After this many reads, giving others a turn and reading again is tried in place of waiting.
-
-A read that does not fill the buffer took all there was. To wait for more costs two system calls.
-To give other tasks a turn and read again costs one, if the peer is quick or the broker busy. The
-second way is kept as long as it finds something.
-"""
 _MAX_KEEPALIVE_S: Final = 32_767  # the kernel's limit
 # Bytes that a layer reads from the transport below in one call.
 _LAYER_READ_BYTES: Final = 128 * 1024
@@ -49,7 +36,6 @@ _LAYER_READ_BYTES: Final = 128 * 1024
 _PIECE_BYTES: Final = 128 * 1024
 # Replies of the layer itself, such as TLS key updates, that the peer does not read.
 _MAX_UNSENT_REPLY_BYTES: Final = 256 * 1024
-_STREAM_READ_BYTES: Final = 64 * 1024
 
 
 class Transport(Protocol):
@@ -91,12 +77,8 @@ class Transport(Protocol):
         """Close the connection. No task may be waiting on it."""
 
 
-class SocketTransport:
-    """A connected stream socket.
-
-    Not a `trio.SocketStream`, whose checkpoints and locks cost a multiple of the one system call
-    that reads data which has already come.
-    """
+class BaseSocketTransport:
+    """A connected stream socket, read and written without waiting; see `Transport`."""
 
     __slots__ = ("_socket", "host", "peer")
 
@@ -112,7 +94,7 @@ class SocketTransport:
             self.peer = format_address(self.host, port)
 
     def __repr__(self) -> str:
-        return f"<SocketTransport {self.peer}>"
+        return f"<{type(self).__name__} {self.peer}>"
 
     def set_user_timeout(self, timeout_s: float) -> None:
         """Have the kernel break the connection when the peer's machine is gone.
@@ -155,19 +137,12 @@ class SocketTransport:
         """Return the socket's file descriptor."""
         return self._socket.fileno()
 
-    # Not coroutines: this saves a frame for each waiting connection.
-    def wait_readable(self) -> Awaitable[None]:
-        return trio.lowlevel.wait_readable(self._socket)  # noqa: ASYNC105
-
-    def wait_writable(self) -> Awaitable[None]:
-        return trio.lowlevel.wait_writable(self._socket)  # noqa: ASYNC105
-
     def end_sending(self) -> None:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
-    def close(self) -> None:
-        trio.lowlevel.notify_closing(self._socket)
+    def abandon(self) -> None:
+        """Close this process's descriptor and nothing else: for a child after a fork."""
         self._socket.close()
 
 
@@ -298,7 +273,7 @@ class LayeredTransport:
 
     def wait_readable(self) -> Awaitable[None]:
         if self._layer.has_more or self._layer.at_end or self._received:
-            return trio.lowlevel.checkpoint()  # noqa: ASYNC105
+            return checkpoint()
         return self._inner.wait_readable()
 
     def wait_writable(self) -> Awaitable[None]:
@@ -314,65 +289,3 @@ class LayeredTransport:
 
     def close(self) -> None:
         self._inner.close()
-
-
-class TransportStream(trio.abc.HalfCloseableStream):
-    """A transport as a trio stream. One task may send and one may receive.
-
-    Attributes:
-        socket: the socket under the transport, for the addresses of both ends.
-    """
-
-    def __init__(self, transport: Transport, socket: SocketType) -> None:
-        self.socket = socket
-        self._transport = transport
-        self._closed = False
-
-    def __repr__(self) -> str:
-        return f"<TransportStream {self._transport!r}>"
-
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """See `trio.abc.SendStream`."""
-        self._check()
-        transport = self._transport
-        await trio.lowlevel.checkpoint()
-        view = memoryview(data)
-        try:
-            while view := view[transport.send_nowait(view) :]:
-                await transport.wait_writable()
-        except OSError as error:
-            raise trio.BrokenResourceError(str(error)) from error
-
-    async def wait_send_all_might_not_block(self) -> None:
-        """See `trio.abc.SendStream`."""
-        self._check()
-        await self._transport.wait_writable()
-
-    async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """See `trio.abc.ReceiveStream`."""
-        self._check()
-        transport = self._transport
-        await trio.lowlevel.checkpoint()
-        try:
-            while (data := transport.receive_nowait(max_bytes or _STREAM_READ_BYTES)) is None:
-                await transport.wait_readable()
-        except OSError as error:
-            raise trio.BrokenResourceError(str(error)) from error
-        return data
-
-    async def send_eof(self) -> None:
-        """See `trio.abc.HalfCloseableStream`."""
-        self._check()
-        self._transport.end_sending()
-        await trio.lowlevel.checkpoint()
-
-    async def aclose(self) -> None:
-        """See `trio.abc.AsyncResource`."""
-        if not self._closed:
-            self._closed = True
-            self._transport.close()
-        await trio.lowlevel.checkpoint()
-
-    def _check(self) -> None:
-        if self._closed:
-            raise trio.ClosedResourceError

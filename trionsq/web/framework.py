@@ -47,7 +47,8 @@ from hypercorn.utils import wrap_app
 from quart_trio import QuartTrio
 from quart_trio.wrappers.request import TrioBody, TrioRequest
 
-from trionsq.transports.transport import SocketTransport, Transport, TransportStream
+from trionsq.transports.transport import Transport
+from trionsq.transports.trio_sockets import SocketTransport, TransportStream
 from trionsq.web import limits
 from trionsq.web.limits import PACE, PaceWatch
 from trionsq.web.protocol import reason

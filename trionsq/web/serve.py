@@ -12,7 +12,8 @@ import trio
 
 from trionsq.daemon.listener import accept_forever, peer_address
 from trionsq.logtext import first_error
-from trionsq.transports.transport import SocketTransport, Transport
+from trionsq.transports.transport import Transport
+from trionsq.transports.trio_sockets import SocketTransport
 from trionsq.web import limits
 from trionsq.web.gate import Gate
 from trionsq.web.sites import ends_at_loopback

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from trionsq.wire.names import is_valid_key, is_valid_name
+from trionsq.wire.names import MAX_REASON, is_valid_key, is_valid_name, is_valid_reason
 from trionsq.wire.states import MAGIC_V2
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "auth",
     "close",
     "finish",
+    "give_up",
     "identify",
     "nop",
     "publish",
@@ -87,6 +88,19 @@ def requeue(message_id: bytes, delay_ms: int) -> bytes:
     """
     delay_ms = _bounded(delay_ms, MAX_DELAY_MS, "requeue delay in ms")
     return b"REQ %b %d\n" % (_checked_id(message_id), delay_ms)
+
+
+def give_up(message_id: bytes, delay_ms: int, reason: str) -> bytes:
+    """Return REQ with a reason, for nsqd that has agreed to dead letters: it makes it one.
+
+    Others ignore the reason, and requeue it.
+
+    Raises:
+        ValueError: as `requeue`, or the reason is not valid.
+    """
+    if not is_valid_reason(reason):
+        raise ValueError(f"reason must be 1 to {MAX_REASON} printable characters: {reason!r}")
+    return requeue(message_id, delay_ms)[:-1] + b" %b\n" % reason.encode()
 
 
 def touch(message_id: bytes) -> bytes:

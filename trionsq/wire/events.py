@@ -14,6 +14,7 @@ __all__ = [
     "Auth",
     "Event",
     "Finish",
+    "GiveUp",
     "Identify",
     "Publish",
     "PublishDeferred",
@@ -70,6 +71,18 @@ class Requeue:
 
     id: bytes
     delay_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """REQ with a reason, of a client that asked for this: the message becomes a dead letter.
+
+    If none can be kept, it is requeued with the delay.
+    """
+
+    id: bytes
+    delay_ms: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +157,7 @@ Event = (
     | Ready
     | Finish
     | Requeue
+    | GiveUp
     | Touch
     | StartClose
     | Publish

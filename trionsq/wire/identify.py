@@ -69,6 +69,8 @@ class Negotiated:
     snappy: bool
     idempotent_publish: bool | None = None
     """Whether publishes may have a key; None: the client did not ask."""
+    dead_letters: bool = False
+    """Whether REQ may have the reason of a dead letter."""
 
     @classmethod
     def default(cls, features: ServerFeatures, identifier: str = "") -> Negotiated:
@@ -113,6 +115,7 @@ class _Request:
     deflate_level: int = 0
     snappy: bool = False
     idempotent_publish: bool = False
+    dead_letters: bool = False
 
 
 _KINDS: dict[str, type] = {
@@ -168,6 +171,7 @@ def negotiate(
         idempotent_publish=(
             upgrade and features.idempotent_publish if request.idempotent_publish else None
         ),
+        dead_letters=upgrade and request.dead_letters,
     )
 
 
@@ -175,7 +179,8 @@ def answer(negotiated: Negotiated, features: ServerFeatures) -> bytes:
     """Return the data of the response frame: JSON, or ``OK`` if the client cannot negotiate.
 
     Keys, their order and the compact form are nsqd's; tls_v1, deflate and snappy say what is
-    on from here. What idempotent publishes need is ours, and only for those who ask.
+    on from here. What idempotent publishes and dead letters need is ours, and only for those who
+    ask.
     """
     if not negotiated.feature_negotiation:
         return b"OK"
@@ -197,6 +202,8 @@ def answer(negotiated: Negotiated, features: ServerFeatures) -> bytes:
     if negotiated.idempotent_publish is not None:
         members["idempotent_publish"] = negotiated.idempotent_publish
         members["idempotency_epoch"] = features.idempotency_epoch
+    if negotiated.dead_letters:
+        members["dead_letters"] = True
     return json.dumps(members, separators=(",", ":")).encode()
 
 

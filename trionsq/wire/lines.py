@@ -16,8 +16,8 @@ from typing import Final
 
 from trionsq.wire.bodies import Bodies, PackedBodies, StridedBodies
 from trionsq.wire.errors import ProtocolError
-from trionsq.wire.events import Ready, Requeue, Subscribe
-from trionsq.wire.names import is_valid_name, quote
+from trionsq.wire.events import GiveUp, Ready, Requeue, Subscribe
+from trionsq.wire.names import is_valid_name, is_valid_reason, quote
 
 __all__ = [
     "FIN_LINE_BYTES",
@@ -146,13 +146,24 @@ def parse_ready(params: Params, max_rdy_count: int) -> Ready:
     return Ready(count)
 
 
-def parse_requeue(params: Params, max_req_timeout_ms: int) -> Requeue:
-    """Return the event of a REQ, whose delay is cut to the limit."""
+def parse_requeue(
+    params: Params, max_req_timeout_ms: int, dead_letters: bool = False
+) -> Requeue | GiveUp:
+    """Return the event of a REQ, whose delay is cut to the limit.
+
+    With ``dead_letters`` what stands behind the delay is the reason of a dead letter.
+    """
     id_ = parse_message_id(params, "REQ", 2)
     delay_ms = _parse_digits(params[2])
     if delay_ms is None:
         raise ProtocolError("E_INVALID", b"REQ could not parse timeout " + params[2])
-    return Requeue(id_, min(delay_ms, max_req_timeout_ms))
+    delay_ms = min(delay_ms, max_req_timeout_ms)
+    if not dead_letters or len(params) < 4:
+        return Requeue(id_, delay_ms)
+    reason = b" ".join(params[3:]).decode(errors="replace")
+    if not is_valid_reason(reason):
+        raise ProtocolError("E_INVALID", "REQ reason is not valid")
+    return GiveUp(id_, delay_ms, reason)
 
 
 def parse_deferred(params: Params, max_defer_timeout_ms: int) -> tuple[str, int]:

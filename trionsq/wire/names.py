@@ -1,4 +1,4 @@
-"""Names of topics and channels, and keys of publishes: what is valid; how error texts quote names.
+"""Names of topics and channels, keys of publishes, reasons: what is valid; how errors quote names.
 
 Spec: tcp-protocol, section 6 (names).
 """
@@ -10,15 +10,20 @@ import re
 __all__ = [
     "EPHEMERAL_SUFFIX",
     "MAX_NAME_BYTES",
+    "MAX_REASON",
     "is_ephemeral",
     "is_valid_key",
     "is_valid_name",
+    "is_valid_reason",
     "quote",
 ]
 
 EPHEMERAL_SUFFIX = "#ephemeral"
 MAX_NAME_BYTES = 64
 """Includes the suffix of an ephemeral name."""
+
+MAX_REASON = 200
+"""Characters of the reason of a dead letter."""
 
 # Used with fullmatch only: `$` would let a trailing newline pass.
 _NAME = re.compile(rb"[.a-zA-Z0-9_-]+(?:#ephemeral)?")
@@ -51,6 +56,11 @@ def is_valid_key(key: bytes) -> bool:
     It has 1 to 64 visible characters of ASCII, without quotes and backslashes.
     """
     return _KEY.fullmatch(key) is not None
+
+
+def is_valid_reason(reason: str) -> bool:
+    """Tell whether `reason` may be that of a dead letter: 1 to 200 printable characters."""
+    return 0 < len(reason) <= MAX_REASON and reason.isprintable()
 
 
 def is_ephemeral(name: str) -> bool:

@@ -1,11 +1,9 @@
 """nsqd's side of a connection: bytes in, events out. No I/O, no clock.
 
 `ServerParser` gets the data of each read and returns events, each of which may stand for a run of
-commands. The caller acts on an event before it calls for the next one. So a change that an event
-makes (TLS after IDENTIFY, for instance) holds for the bytes after it.
+commands. What an event changes (TLS after IDENTIFY, for instance) holds for the bytes after it.
 
-Runs of FIN and of PUB are recognised by `trionsq.wire.lines`. A run ends before anything unusual
-(an odd id, a fault), which the parser of single commands here decides.
+`trionsq.wire.lines` recognises runs of FIN and of PUB, up to anything unusual.
 
 Spec: tcp-protocol, sections 2, 3, 7 to 13.
 """
@@ -79,17 +77,20 @@ class ServerParser:
     Attributes:
         state: the client's state after the last event.
         commands: complete command lines so far; a run counts as one.
+        dead_letters: whether REQ may have the reason of a dead letter.
         heartbeats: whether the client gets heartbeats; without them SUB is refused.
         tls_required: whether every command but IDENTIFY is refused; cleared when TLS is on.
     """
 
     __slots__ = ("_allowed", "_buffer", "_failure", "_limits", "_magic", "_mpub", "_pause_at",
-                 "_pos", "_waiting", "commands", "heartbeats", "state", "tls_required")  # fmt: skip
+                 "_pos", "_waiting", "commands", "dead_letters", "heartbeats", "state",
+                 "tls_required")  # fmt: skip
 
     def __init__(self, limits: CommandLimits, tls_required: bool = False) -> None:
         self.state = ConnectionState.INIT
         self._allowed = _ALLOWED[ConnectionState.INIT]
         self.commands = 0
+        self.dead_letters = False
         self.heartbeats = True
         self.tls_required = tls_required
         self._limits = limits
@@ -221,8 +222,7 @@ class ServerParser:
                 self._pos = pos + FIN_LINE_BYTES * len(ids)
                 return Finish(ids)
         if line.startswith(b"PUB ") and not self.tls_required:
-            # Allowed in any state.
-            self._pos = after
+            self._pos = after  # it is allowed in any state
             publish = self._pub((), line)
             if publish is None:
                 self._pos = pos
@@ -300,7 +300,7 @@ class ServerParser:
         return Finish([parse_message_id(params, "FIN", 1)])
 
     def _req(self, params: Params, line: bytes) -> Event:
-        return parse_requeue(params, self._limits.max_req_timeout_ms)
+        return parse_requeue(params, self._limits.max_req_timeout_ms, self.dead_letters)
 
     def _touch(self, params: Params, line: bytes) -> Event:
         return Touch(parse_message_id(params, "TOUCH", 1))

@@ -272,6 +272,27 @@ def test_peek(cluster: RealCluster, run: Run) -> None:
     assert sum(int(str(one["depth"])) for one in places(cluster, "peeked", "c")) == 3
 
 
+def test_a_deferred_message_is_cancelled(cluster: RealCluster, run: Run) -> None:
+    """By its id, which the list shows; an id that no node has is an error."""
+    spread(cluster, run, "waiting", "c")
+    words = ("channel", "deferred", "waiting", "c", cluster.flag)
+    for node in cluster.nodes[:2]:
+        request("POST", node, "/pub?topic=waiting&defer=600000", b"wait")
+    until(lambda: len(run(*words).out.splitlines()) == 3)
+    listed = run(*words).out.splitlines()
+    _, id_, due, *_ = listed[1].split()
+    ended = run("channel", "cancel", "waiting", "c", id_, f"--due={due}", cluster.flag)
+    assert ended.err == ""
+    assert ended.out == f"message {id_} of channel c of topic waiting: cancelled on 1 node\n"
+    again = run("channel", "cancel", "waiting", "c", id_, f"--due={due}", cluster.flag)
+    assert (again.code, "no node has deferred" in again.err) == (1, True)
+    _, other, *_ = listed[2].split()
+    assert run("channel", "cancel", "waiting", "c", other, cluster.flag).code == 0
+    missing = run("channel", "cancel", "waiting", "c", other, cluster.flag)
+    assert (missing.code, "--due" in missing.err) == (1, True)
+    assert len(run(*words).out.splitlines()) == 1
+
+
 def test_tail(cluster: RealCluster) -> None:
     """The bodies of a channel, a line each, from an nsqd that is named by its HTTP address."""
     address = cluster.nsqds[0].http_address
@@ -307,6 +328,12 @@ def test_tail_is_nsq_tail(cluster: RealCluster, run: Run, monkeypatch: pytest.Mo
         *(f"--nsqd-tcp-address={nsqd.tcp_address}" for nsqd in cluster.nsqds),
     }
     assert run("topic", "tail", "t", "--json", cluster.flag).code == 2
+    assert run("topic", "tail", "t", "--from=beginning", "--to=7", cluster.flag).code == 0
+    assert run("topic", "tail", "t", "--from=end", flags[0]).code == 0
+    assert calls[2] == [*common, cluster.flag, "--from=beginning", "--to=7"]
+    assert calls[3] == [*common, "--from=end", flags[0]]
+    for wrong in (("--to=7",), ("--from=7", "--channel=c"), ("--from=yesterday",)):
+        assert run("topic", "tail", "t", *wrong, cluster.flag).code == 2
 
 
 # nodes

@@ -26,7 +26,7 @@ def test_retention_of_a_topic(cluster: RealCluster, run: Run) -> None:
     assert (ended.code, ended.out) == (0, "topic held: set on 3 nodes\n")
     ended = run("topic", "settings", "held", cluster.flag)
     rows = [line.split() for line in ended.out.splitlines()]
-    assert " ".join(rows[0]) == "node storage durability retain retain bytes bytes oldest segment"
+    assert " ".join(rows[0]) == "node storage durability retain retain bytes bytes oldest held by"
     assert [row[1:5] for row in rows[1:]] == [["log", "interval", "1h30m0s", "5,000"]] * 3
     assert [row[0] for row in rows[1:]] == cluster.nodes
     document = run("topic", "settings", "held", "--json", cluster.flag).document

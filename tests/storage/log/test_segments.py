@@ -161,7 +161,7 @@ def test_a_segment_gives_its_batches_back(found: list[MessageBatch], max_bytes: 
         assert [head.offset for head in heads] == offsets[:-1]
         assert [head.sequence for head in heads] == sequences[:-1]
         assert (scan.end, scan.next_sequence) == (offsets[-1], sequences[-1])
-        assert (scan.damage, scan.is_torn) == ([], False)
+        assert (scan.damage, scan.torn) == ([], None)
     messages = [message for batch in found for message in plain_bulk(batch)]
     assert list(messages_in(all_read(data, max_bytes))) == messages
 
@@ -217,7 +217,7 @@ def test_a_segment_ends_where_the_next_one_says() -> None:
     end = OFFSETS[4]
     scan, heads = scanned(DATA, end=end, check_bodies=True)
     assert [head.end for head in heads] == OFFSETS[1:5]
-    assert (scan.end, scan.is_torn, scan.damage) == (end, False, [])
+    assert (scan.end, scan.torn, scan.damage) == (end, None, [])
     found = all_read(DATA, 500, end=end)
     assert list(messages_in(found)) == [one for batch in BATCHES[:4] for one in plain_bulk(batch)]
 
@@ -229,7 +229,7 @@ def test_sequences_may_have_gaps() -> None:
         data += b"".join(encode_record(simple_batch([b"x"]), sequence, HEADER))
     scan, heads = scanned(data)
     assert [head.sequence - HEADER.first_sequence for head in heads] == [5, 90]
-    assert (scan.damage, scan.is_torn) == ([], False)
+    assert (scan.damage, scan.torn) == ([], None)
 
 
 # Damage
@@ -284,7 +284,7 @@ def test_a_cut_segment_has_the_records_before_the_cut(cut: int) -> None:
         assert [head.end for head in heads] == whole
         assert scan.damage == []
         assert scan.end == (whole[-1] if whole else SEGMENT_HEADER_BYTES)
-        assert scan.is_torn == (cut > scan.end)
+        assert (scan.torn is not None) == (cut > scan.end)
     found = all_read(DATA[:cut], 5000)
     expected = [message for batch in BATCHES[: len(whole)] for message in plain_bulk(batch)]
     assert list(messages_in(found)) == expected
@@ -436,7 +436,7 @@ def test_garbage_ends_a_scan_without_an_error(pieces: list[bytes]) -> None:
     data = DATA + b"".join(pieces)
     scan, heads = scanned(data, check_bodies=True)
     assert len(heads) == len(BATCHES)
-    assert scan.is_torn == bool(b"".join(pieces).strip(b"\0"))
+    assert (scan.torn is not None) == bool(b"".join(pieces).strip(b"\0"))
     all_read(data, 700)
 
 
@@ -491,7 +491,7 @@ def test_a_file_that_becomes_shorter_ends_the_scan() -> None:
         heads = list(scan.records)
         assert [head.end for head in heads] == OFFSETS[1:6]
         assert (scan.end, scan.limit) == (OFFSETS[5], OFFSETS[5] + 3)
-        assert scan.is_torn
+        assert scan.torn is not None
         file.write(DATA, 0)
 
 

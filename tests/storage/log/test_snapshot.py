@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.helpers import run_out
+from tests.storage.log.sweep.world import World
 from trionsq.core.channel import ChannelState
 from trionsq.core.ids import IdSource
 from trionsq.core.subscription import Delivery, Subscription
@@ -24,7 +25,7 @@ from trionsq.storage.log.ranges import MessageRange, join_ranges, unpack_open
 from trionsq.storage.log.rows import UpdateChannel
 from trionsq.storage.log.snapshot import ChannelSnapshot, Snapshots
 from trionsq.testing.background import InlineBackground
-from trionsq.testing.disk import SimulatedDisk
+from trionsq.testing.disk import SimulatedDisk, SimulatedFile
 from trionsq.testing.logstate import MemoryState
 from trionsq.wire.bodies import ListBodies
 
@@ -263,3 +264,36 @@ def stored_open(channel: Channel) -> set[int]:
     """What the state says is read and not finished."""
     [row] = channel.node.state.load().channels
     return sequences(unpack_open(row.open)[0])
+
+
+def test_a_start_reads_the_end_of_a_segment_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of one that an earlier start has found, and that takes no more; a crash between that
+    start and its first snapshot changes nothing."""
+    world = World(Random(1), SimulatedDisk(), MemoryState, "always", 1 << 20, 1 << 20)
+    world.open()
+    world.make_topic("t")
+    topic = world.topics["t"]
+    world.make_channel(topic, "c")
+    for _ in range(1500):
+        world.publish(topic, 1, 0, with_key=True)
+        world.settle()
+    nbytes = 0
+    read = SimulatedFile.read
+
+    def counted(file: SimulatedFile, max_bytes: int, offset: int) -> bytes:
+        nonlocal nbytes
+        data = read(file, max_bytes, offset)
+        nbytes += len(data) if ".log." in file.path else 0
+        return data
+
+    monkeypatch.setattr(SimulatedFile, "read", counted)
+    size = topic.log.segments[-1].end
+    for saves in (True, False, True, True, False):
+        if saves:
+            world.tick()
+        world.settle()
+        world.disk = world.disk.after_kill()
+        world.stop(is_crash=True, has_lost_power=False)
+        nbytes = 0
+        world.open()
+        assert 0 < nbytes < size // 2

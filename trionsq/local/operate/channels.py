@@ -190,3 +190,48 @@ def peek(topic: str, channel: str, state: str, **flags: Any) -> int:
 
     query = peek_query(flags) | {"state": state}
     return run(call_of(flags), lambda each: show(each, Subject(topic, channel), **query))
+
+
+@channel_group.command(
+    "deferred", epilog=example(f"trionsq channel deferred orders billing {_LOOKUPD}")
+)
+@TOPIC
+@CHANNEL
+@for_peeking
+@for_nodes
+def deferred(topic: str, channel: str, **flags: Any) -> int:
+    """List the messages that wait for their due time, the next due of each node first.
+
+    --json prints their bodies as well.
+    """
+    from trionsq.local.operate.changes import Subject
+    from trionsq.local.operate.deferred import show
+    from trionsq.local.operate.session import run
+
+    query = peek_query(flags)
+    return run(call_of(flags), lambda each: show(each, Subject(topic, channel), **query))
+
+
+@channel_group.command(
+    "cancel",
+    epilog=example(f"trionsq channel cancel orders billing 18a5cad184a69000 {_LOOKUPD}"),
+)
+@TOPIC
+@CHANNEL
+@click.argument("message_id", metavar="ID")
+@click.option(
+    "--due",
+    type=click.IntRange(0),
+    help="Its due time in nanoseconds, as `channel deferred` shows it.",
+)
+@for_nodes
+def cancel(topic: str, channel: str, message_id: str, due: int | None, **flags: Any) -> int:
+    """Cancel a deferred message: it does not come.
+
+    Without --due it is looked for among the next 3,000 of each node.
+    """
+    from trionsq.local.operate.changes import Subject
+    from trionsq.local.operate.deferred import cancel as work
+    from trionsq.local.operate.session import run
+
+    return run(call_of(flags), lambda each: work(each, Subject(topic, channel), message_id, due))

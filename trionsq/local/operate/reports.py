@@ -138,7 +138,7 @@ async def settings(session: Session, topic: str) -> Report:
         found = await session.get(await _topic(session, topic), "/topic/settings", topic=topic)
         rows = [{"node": node, **one} for node, one in found.items()]
         columns[1:2] = []
-        columns += ["retain", "retain_bytes", "bytes", "oldest_segment"]
+        columns += ["retain", "retain_bytes", "bytes", "oldest_held_by"]
     else:
         answers = await session.get(await session.nodes(), "/topic/settings")
         rows = [
@@ -146,7 +146,7 @@ async def settings(session: Session, topic: str) -> Report:
             for node, answer in answers.items()
             for one in _items(answer, "topics")
         ]
-    shown = [{**row, "oldest_segment": _holder(row.get("oldest_segment"))} for row in rows]
+    shown = [{**row, "oldest_held_by": _holder(row.get("oldest_segment"))} for row in rows]
     return Report({"settings": rows}, _table("settings", shown, columns).lines)
 
 
@@ -184,7 +184,9 @@ async def infos(session: Session) -> Report:
     answers = await session.get(await session.nodes(), "/info")
     rows = [{"node": node, **info} for node, info in answers.items()]
     columns = ("node", "version", "hostname", "broadcast_address", "tcp_port", "http_port")
-    return _table("nodes", rows, columns)
+    # A port is a name.
+    shown = [{**row, **{key: str(row.get(key, "")) for key in columns[-2:]}} for row in rows]
+    return Report({"nodes": rows}, _table("nodes", shown, columns).lines)
 
 
 async def ready(session: Session) -> Report:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import click
 
 from trionsq.local.operate.flags import (
+    PLACE,
     TOPIC,
     TOPIC_NAME,
     YES,
@@ -201,15 +202,31 @@ def peek(topic: str, **flags: Any) -> int:
     return run(call_of(flags), lambda each: show(each, Subject(topic), **query))
 
 
-@topic_group.command("tail", epilog=example(f"trionsq topic tail orders -n 10 {_LOOKUPD}"))
+@topic_group.command(
+    "tail",
+    epilog=example(
+        f"trionsq topic tail orders -n 10 {_LOOKUPD}",
+        f"trionsq topic tail orders --from=2026-11-23T06:00:00Z --to=end {_LOOKUPD}",
+    ),
+)
 @TOPIC
 @click.option("--channel", default="", help="Read from this channel; default: a new ephemeral one.")
 @click.option("-n", "count", type=click.IntRange(min=0), default=0, help="End after N messages.")
+@click.option(
+    "--from",
+    "begin",
+    type=PLACE,
+    help="Read the topic's log, without a channel: beginning, end, a time or a sequence.",
+)
+@click.option("--to", type=PLACE, help="With --from: where to end; as --from.")
 @for_nodes
-def tail(topic: str, channel: str, count: int, **flags: Any) -> int:
+def tail(
+    topic: str, channel: str, count: int, begin: str | None, to: str | None, **flags: Any
+) -> int:
     """Print messages from now on, a line each, until Ctrl-C; see nsq_tail for more.
 
-    With --channel the messages are taken from the other consumers of that channel.
+    With --channel the messages are taken from the other consumers of that channel. With --from
+    nothing is taken from anybody.
     """
     from trionsq.local.operate.reports import tcp_addresses
     from trionsq.local.operate.session import run
@@ -220,6 +237,12 @@ def tail(topic: str, channel: str, count: int, **flags: Any) -> int:
         raise click.UsageError("tail prints the bodies as they are, without --json")
     words = [f"--topic={topic}", f"--channel={channel}", f"-n={count}"]
     words += [f"--lookupd-http-address={each}" for each in call.options.lookupd_http_address]
+    if (channel and begin) or (to and not begin):
+        raise click.UsageError("--from is without --channel, and --to needs it")
+    if begin:
+        words += [f"--from={begin}", *([f"--to={to}"] if to else [])]
+        words += [f"--nsqd-http-address={each}" for each in call.options.nsqd_http_address]
+        return nsq_tail.main(words)
     if call.options.nsqd_http_address:
         found: list[str] = []
         code = run(call, lambda each: tcp_addresses(each, found))

@@ -2,7 +2,8 @@
 
 The state is copied first. Segments that it needs are not removed meanwhile; they only grow, so they
 become hard links, and the manifest says up to where each counts. What was written to them after the
-state was copied is found as after a crash.
+state was copied is found as after a crash. The dead letters are copied in between: a message that
+became a letter meanwhile is in both, and what became of a letter is in the segments.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from contextlib import suppress
 from typing import Final
 
 from trionsq.disk import Disk, FolderLock, RealDisk, close_quietly, read_pieces, replace_file
+from trionsq.storage.letters import LETTERS_FILE
 from trionsq.storage.log.names import parse_segment_name
 from trionsq.storage.log.rows import State
 from trionsq.storage.log.state import STATE_FILE
@@ -37,16 +39,21 @@ def backup_path(disk: Disk, name: str) -> str:
 
 
 def write_backup(
-    disk: Disk, state: State, name: str, ends: Callable[[], Mapping[str, int]]
+    disk: Disk,
+    state: State,
+    copy_letters: Callable[[Disk], None],
+    name: str,
+    ends: Callable[[], Mapping[str, int]],
 ) -> dict[str, int]:
     """Make a backup; return the names and sizes of its segments. Blocks.
 
-    No segment may be removed meanwhile. The folder gets its name when all is durable. ``ends``
-    returns up to where segments count now that may have room behind that.
+    No segment may be removed meanwhile. The folder gets its name when all is durable.
+    ``copy_letters`` copies the dead letters, if there are any; ``ends`` returns up to where
+    segments count now that may have room behind that.
 
     Raises:
         FileExistsError: there is a backup of that name.
-        OSError, StateError: there is none now.
+        OSError, StateError, LetterError: there is none now.
     """
     path = backup_path(disk, name)
     if os.path.lexists(path):
@@ -57,6 +64,7 @@ def write_backup(
     try:
         folder = RealDisk(draft)
         state.copy_to(folder)
+        copy_letters(folder)
         sizes: dict[str, int] = {}
         counting = ends()
         for segment in filter(parse_segment_name, sorted(disk.names())):
@@ -64,7 +72,12 @@ def write_backup(
                 os.link(os.path.join(disk.path, segment), os.path.join(draft, segment))
                 size = _synced_size(folder, segment)
                 sizes[segment] = min(size, counting.get(segment, size))
-        manifest = {"format": _FORMAT, "made_ns": time.time_ns(), "segments": sizes}
+        manifest = {
+            "format": _FORMAT,
+            "made_ns": time.time_ns(),
+            "segments": sizes,
+            "letters": LETTERS_FILE in folder.names(),
+        }
         replace_file(folder, MANIFEST_FILE, json.dumps(manifest).encode())
         os.rename(draft, path)
     except BaseException:
@@ -100,6 +113,7 @@ def restore_backup(path: str, data_path: str) -> dict[str, int]:
         if manifest["format"] != _FORMAT:
             raise BackupError(f"{path}: format {manifest['format']} is of a later release")
         sizes: dict[str, int] = manifest["segments"]
+        has_letters = bool(manifest.get("letters"))  # an older release does not say
     except FileNotFoundError as error:
         raise BackupError(f"{path} is no complete backup: it has no {MANIFEST_FILE}") from error
     except (ValueError, LookupError, TypeError) as error:
@@ -111,6 +125,8 @@ def restore_backup(path: str, data_path: str) -> dict[str, int]:
             raise BackupError(f"{data_path} is not empty")
         for name, size in sizes.items():
             _copy_file(source, target, name, size)
+        if has_letters:
+            _copy_file(source, target, LETTERS_FILE, None)
         _copy_file(source, target, STATE_FILE, None)
     return sizes
 

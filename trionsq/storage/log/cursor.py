@@ -14,7 +14,7 @@ from trionsq.core.round import Round
 from trionsq.storage.log.cursorlog import CursorLog
 from trionsq.storage.log.held import HeldMessages
 from trionsq.storage.log.peek import HeldView, LogView
-from trionsq.storage.log.ranges import MessageRange, pack_open, segment_ranges
+from trionsq.storage.log.ranges import HeldRange, MessageRange, pack_open, segment_ranges
 from trionsq.storage.log.reading import Block, Place, RangesRead, share_nbytes
 from trionsq.storage.log.rows import DropHeld, StoredChannel
 
@@ -297,9 +297,9 @@ class Cursor:
         part, returned = self._log.part, self._returned_ranges()
         return LogView(part, self.next, self.frontier, returned, leaves_out=self.skipped > 0)
 
-    def peek_held(self, skip: int, count: int) -> HeldView:
-        """Return a view of deferred messages, the next due first."""
-        return HeldView(self._log.part, self.held.next_ranges(skip, count))
+    def peek_held(self, ranges: list[HeldRange]) -> HeldView:
+        """Return a view of deferred messages that `held` has."""
+        return HeldView(self._log.part, ranges)
 
     def oldest_ns(self) -> int | None:
         if self.next >= self.frontier:

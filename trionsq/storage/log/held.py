@@ -17,6 +17,7 @@ from typing import Final
 from trionsq.core.batch import Segment
 from trionsq.core.peek import in_order
 from trionsq.storage.log.duereader import DueReader, MessageSource
+from trionsq.storage.log.heldchunk import HeldChunk, without
 from trionsq.storage.log.ranges import (
     HeldRange,
     MessageRange,
@@ -38,31 +39,6 @@ _MAX_DUE: Final = 512
 # How long before its time a message may be read.
 _AHEAD_NS: Final = 1_000_000_000
 _MS_NS: Final = 1_000_000
-
-
-class _Chunk:
-    """Ranges in the order of their due times, 24 bytes each; those before ``at`` have left."""
-
-    __slots__ = ("at", "min_sequence", "number", "packed")
-
-    def __init__(self, number: int, packed: array[int], at: int = 0) -> None:
-        self.number = number
-        self.packed = packed
-        self.at = at
-        self.min_sequence = min(packed[1::3], default=0)
-
-    @property
-    def next_ns(self) -> int | None:
-        return self.packed[3 * self.at] if 3 * self.at < len(self.packed) else None
-
-    @property
-    def max_due_ns(self) -> int:
-        return self.packed[-3]
-
-    def ranges(self) -> Iterator[HeldRange]:
-        """Yield those that have not left."""
-        for at in range(self.at, len(self.packed) // 3):
-            yield unpack_held(self.packed, at)
 
 
 class HeldMessages:
@@ -103,8 +79,8 @@ class HeldMessages:
         self._recent: list[HeldRange] = []
         self._has_new = False
         self._number = first_chunk
-        self._full: list[_Chunk] = []
-        self._heap: list[tuple[int, int, _Chunk]] = []
+        self._full: list[HeldChunk] = []
+        self._heap: list[tuple[int, int, HeldChunk]] = []
         self._dropped: list[int] = []
         # What `changes` gave last of that: it may never come to the state.
         self._given: tuple[int, ...] = ()
@@ -200,13 +176,13 @@ class HeldMessages:
             one = one._replace(due_ns=self._fired_ns + 1)
         heappush(self._recent, one)
         if len(self._recent) >= _CHUNK_RANGES:
-            chunk = _Chunk(self._number, pack_held(sorted(self._recent)))
+            chunk = HeldChunk(self._number, pack_held(sorted(self._recent)))
             self._add_chunk(chunk)
             self._full.append(chunk)
             self._recent = []
             self._number += 1
 
-    def _add_chunk(self, chunk: _Chunk) -> None:
+    def _add_chunk(self, chunk: HeldChunk) -> None:
         next_ns = chunk.next_ns
         if next_ns is not None:
             heappush(self._heap, (next_ns, chunk.number, chunk))
@@ -256,6 +232,43 @@ class HeldMessages:
             self._add_chunk(chunk)
         return one
 
+    def ranges_at(self, due_ns: int, max_messages: int) -> list[HeldRange]:
+        """Return messages that are due at a time."""
+        found: list[HeldRange] = []
+        for one in chain(self._recent, chain.from_iterable(map(_at(due_ns), self._chunks()))):
+            if one.due_ns == due_ns and max_messages > 0:
+                one = one._replace(count=min(one.count, max_messages))
+                max_messages -= one.count
+                found.append(one)
+        return found
+
+    def _chunks(self) -> Iterator[HeldChunk]:
+        return (chunk for _, _, chunk in self._heap)
+
+    def remove(self, due_ns: int, sequence: int) -> bool:
+        """Forget one message; False if it is not here, or is about to be delivered."""
+        for place, one in enumerate(self._recent):
+            if one.due_ns == due_ns and one.sequence <= sequence < one.sequence + one.count:
+                self._recent[place : place + 1] = without(one, sequence)
+                heapify(self._recent)
+                break
+        else:
+            for chunk in self._chunks():
+                if chunk.remove(due_ns, sequence):
+                    break
+            else:
+                return False
+            self._full.append(chunk)
+            waiting = list(self._chunks())
+            self._heap = []
+            for chunk in waiting:
+                self._add_chunk(chunk)
+                if chunk.next_ns is None:
+                    self._dropped.append(chunk.number)
+        self._count -= 1
+        self.has_changed = self._has_new = True
+        return True
+
     def drop(self, max_count: int, max_bytes: int) -> int:
         """Forget all messages at once; bodies are not in memory."""
         dropped, self._count = self._count, 0
@@ -303,7 +316,7 @@ class HeldMessages:
         self._fired_ns = fired_ns
         for row in rows:
             packed = held_from_bytes(row.data)
-            chunk = _Chunk(row.chunk, packed, bisect_right(packed[0::3], fired_ns))
+            chunk = HeldChunk(row.chunk, packed, bisect_right(packed[0::3], fired_ns))
             while chunk.next_ns == fired_ns + 1 and chunk.packed[3 * chunk.at + 1] in open_:
                 chunk.at += 1
             self._number = max(self._number, row.chunk + 1)
@@ -355,6 +368,10 @@ class HeldMessages:
         """Return the numbers of all chunks that the state may have."""
         in_heap = (number for _, number, _ in self._heap)
         return (*self._given, *self._dropped, *in_heap, self._number)
+
+
+def _at(due_ns: int) -> Callable[[HeldChunk], Iterator[HeldRange]]:
+    return lambda chunk: chunk.ranges_at(due_ns)
 
 
 def _push_next(

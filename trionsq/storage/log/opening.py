@@ -81,6 +81,7 @@ class _Tail:
         keyed: sequences and keys of the newest idempotent publishes; so many as are kept.
         aimed: heads of records that are for one channel alone.
         last_id: of the last message.
+        last: sequence and offset of the last record.
     """
 
     max_keys: int
@@ -89,6 +90,7 @@ class _Tail:
     keyed: list[tuple[int, StoredKey]] = field(default_factory=list)
     aimed: list[RecordHead] = field(default_factory=list)
     last_id: int = 0
+    last: tuple[int, int] | None = None
 
     def note_segment(self, heads: Iterable[RecordHead], scan_from: int) -> None:
         """Note the records of a segment; those of newer ones are noted already."""
@@ -105,6 +107,8 @@ class _Tail:
     def _note_record(self, head: RecordHead, scan_from: int) -> None:
         """Note a record; those that were deferred before ``scan_from`` are in the state."""
         self.end = max(self.end, head.next_sequence)
+        if self.last is None or self.last[0] < head.sequence:
+            self.last = head.sequence, head.offset
         if head.defer_ms and head.next_sequence > scan_from:
             self.deferred.append(head)
         if head.ids:
@@ -230,7 +234,8 @@ def _open_log(
     topic_log.is_paused = row.paused
     for _, key in sorted(tail.keyed):
         node.keys.add_found(row.number, key)
-    node.commit([UpdateTopic(topic_log.row())])
+    # Channels have their old positions in the state until the next snapshot.
+    node.commit([UpdateTopic(replace(topic_log.row(), scan=row.scan))])
     return found
 
 
@@ -361,7 +366,7 @@ def _scan_tail(
             tail.note_segment(scan.records, scan_from)
             if at + 1 == len(segments):
                 # Of the others the next one says where they end: what is bad there is damage.
-                segment.end = scan.end
+                segment.end, segment.last = scan.end, tail.last
                 # What a kill left in the page cache is handed out now, so it has to last.
                 file.sync()
         except UnsupportedError as error:

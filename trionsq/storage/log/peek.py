@@ -207,6 +207,20 @@ class HeldView:
         except OSError as error:
             page.trouble = f"{error.filename}: {error.strerror}"
 
+    def find(self, id_: bytes) -> int | None:
+        """Return the sequence of the message with an id; in a thread.
+
+        Raises:
+            OSError, PeekStale: it could not be read.
+        """
+        for begin in range(0, len(self._ranges), _TURN_RANGES):
+            ranges = [MessageRange(*one[1:]) for one in self._ranges[begin : begin + _TURN_RANGES]]
+            for segment in self._part.read_ranges(ranges, Page(1, 1)):
+                ids = segment.ids()
+                if id_ in ids:
+                    return sequences_of(segment.batch)[segment.first + ids.index(id_)]
+        return None
+
     def _show(self, ranges: Sequence[HeldRange], set_back_ns: int, page: Page) -> None:
         found = self._part.read_ranges([MessageRange(*one[1:]) for one in ranges], page)
         places = {

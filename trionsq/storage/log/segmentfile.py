@@ -26,6 +26,7 @@ class SegmentFile:
         kept: of a remainder, how many messages it was made with; None if that is not known.
         is_replaced: its file may be gone, and another have its name.
         unsynced_from: the first message that was not durable after the last round; None: all were.
+        last: sequence and offset of the last record, as a start has found it.
     """
 
     name: str
@@ -35,6 +36,7 @@ class SegmentFile:
     kept: int | None = None
     is_replaced: bool = False
     unsynced_from: int | None = None
+    last: tuple[int, int] | None = None
 
     @property
     def first(self) -> int:

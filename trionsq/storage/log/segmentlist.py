@@ -61,7 +61,10 @@ def scan_place(segments: list[SegmentFile], sequence: int) -> tuple[int, int, in
     if not segments:
         return None
     newest = segments[-1]
-    if newest.index is None or sequence < newest.first:
+    if newest.last is not None and newest.last[0] <= sequence:
+        known, offset = newest.last
+    elif newest.index is not None and newest.first <= sequence:
+        known, offset = newest.index.find(sequence)
+    else:
         return None
-    known, offset = newest.index.find(sequence)
     return newest.first, offset, known

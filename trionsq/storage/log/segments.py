@@ -246,10 +246,6 @@ class Scan:
         self.records = self._walk()
 
     @property
-    def is_torn(self) -> bool:
-        return self.torn is not None
-
-    @property
     def limit(self) -> int:
         return self._reader.limit
 

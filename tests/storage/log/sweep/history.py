@@ -6,6 +6,7 @@ import errno
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import lt
 from random import Random
 from typing import Final
 
@@ -55,11 +56,13 @@ class History:
         self._has_faults = random.random() < 0.3
         self._flips = random.random() < 0.1
         self._is_prompt = random.random() < 0.4
+        durability = random.choice(("always", "interval"))
         self._world = World(
             random,
             SimulatedDisk(random=Random(seed + 1)),
             open_state,
-            random.choice(("always", "interval")),
+            # What a failed commit costs shows where no power cut may cost a message.
+            "always" if seed % 5 == 1 else durability,
             random.choice((300, 1_000, 4_000)),
             random.choice((500, 2_000, 8_000)) if seed % 3 == 2 else 2_000,
         )
@@ -69,6 +72,9 @@ class History:
         if seed % 4 == 0:
             self._world.retain_bytes = 0  # for remainders
         self._fails_commits = seed % 5 in (1, 2) and not self._has_faults
+        # Elsewhere what a torn round leaves may be missing.
+        is_strict = self._world.durability == "always" and not self._flips
+        self._tears = 0.06 if is_strict else 0.02
         # Of the next crashes, in their order: whether the power fails, and not only the process.
         self._fates: list[bool] = []
         self._story(f"seed {seed} {self._world.durability}")
@@ -99,7 +105,7 @@ class History:
             except Crashed:
                 self._crash()
         world.disk.crash_at(1 << 60)
-        if world.retain_bytes == 0 and random.random() < 0.5:
+        if world.retain_bytes == 0 and random.random() < 0.8:
             try:
                 self._clear()
             except Crashed:
@@ -188,7 +194,7 @@ class History:
                 self._fail_commit()
             elif self._has_faults and random.random() < 0.04:
                 self._fail_round(topic)
-            elif random.random() < 0.02:
+            elif random.random() < self._tears:
                 self._tear_round(topic)
             elif self._flows and random.random() < 0.4 and topic.channels:
                 if self._world.retain_bytes == 0 and random.random() < 0.25:
@@ -363,7 +369,7 @@ class History:
             self._story("tick")
             world.tick()
             if random.random() < 0.4:
-                self._crash_removing(topic)
+                self._crash_removing()
             elif random.random() < 0.2:
                 self._story("and then a crash")
                 world.disk.crash_at(random.randint(2, 15))
@@ -386,6 +392,10 @@ class History:
     def _replace(self, topic: LiveTopic) -> None:
         """Have old segments give way, of which little is needed; perhaps something intervenes."""
         random, world = self._random, self._world
+        fate = random.random()
+        fails_commits = self._fails_commits and fate > 0.5
+        if fails_commits:
+            world.disk.crash_at(1 << 60)  # it would mostly come too early
         for _ in range(random.choice((1, 1, 2))):
             many = random.choice((5, 10, 20))
             self._story(f"publish {many} times 5 in {topic.account.name}")
@@ -399,34 +409,34 @@ class History:
                 world.tick()
                 world.settle()
             self._finish_most(topic, 0.97, 200)
-        fate = random.random()
         if fate < 0.2:
             self._crash_naming([random.random() < 0.8], random.randint(1, 6))
-        elif fate > 0.7 and self._fails_commits:
+        elif fails_commits:
             self._story("commits will fail")
             world.disk.fail(errno.EIO, forever=True, only=["sync"], name=WAL_FILE)
             self._crash_naming([random.random() < 0.3], 1)
-        # A tick looks at one log.
-        for _ in range(2 * len(world.topics)):
+        # A tick looks at one log, or goes on with it.
+        for _ in range(2 * len(world.topics) + 2 * fails_commits):
             self._story("tick")
             world.tick()
-            if 0.2 < fate < 0.4:
-                self._crash_removing(topic)
-            elif 0.4 < fate < 0.7:
+            if 0.2 < fate < 0.45:
+                self._crash_removing()
+            elif 0.45 < fate < 0.7 and not fails_commits:
                 self._seek_beside(topic)
             world.settle()
-        if self._fails_commits:
-            world.disk.heal()
-        world.disk.crash_at(random.randint(1, 40))
+        # Before a commit succeeds.
+        world.disk.crash_at(1 if fails_commits else random.randint(1, 40))
 
-    def _crash_removing(self, topic: LiveTopic) -> None:
+    def _crash_removing(self) -> None:
         """Cut the power when a remainder has its name, and the segments before it are removed."""
-        world, before = self._world, len(topic.log.segments)
+        world = self._world
         for _ in range(20):
+            before = [len(topic.log.segments) for topic in world.topics.values()]
             world.settle(1)
-            if len(topic.log.segments) < before:
+            after = [len(topic.log.segments) for topic in world.topics.values()]
+            if any(map(lt, after, before)):
                 self._story("segments will be removed")
-                world.disk.crash_at(self._random.choice((1, 1, 2)), ("unlink", "sync_folder"))
+                world.disk.crash_at(self._random.choice((1, 2, 2)), ("unlink", "sync_folder"))
                 self._fates = [True]
                 break
 
@@ -439,8 +449,7 @@ class History:
                 self._finish_most(topic, random.choice((0.5, 0.9)), 200)
             self._story("tick")
             world.tick()
-            for topic in world.topics.values():
-                self._crash_removing(topic)
+            self._crash_removing()
             world.settle()
             world.pass_time(random.choice((0.5, 10.0)))
         world.disk.crash_at(random.randint(1, 8))

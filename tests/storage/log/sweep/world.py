@@ -207,7 +207,7 @@ class World:
             topic.core.ids = IdSource(1, self._ids_after_ns)
         keys = {topic.account.number: topic.keys for topic in self.topics.values()}
         found_keys = ((keys[n], key) for n, key in self.node.keys.pop_found() if n in keys)
-        self.window.load(found_keys, self.now_s, self.now_ns)
+        list(self.window.load_steps(found_keys, self.now_s, self.now_ns))
         for number, account in list(self.accounts.items()):
             if number not in seen:
                 self._lost_topic(account)

@@ -1,0 +1,129 @@
+"""The blocking client in gunicorn's workers: forked processes, ended by SIGTERM amid requests."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+
+import pytest
+
+from tests.client.worlds import until
+from tests.processes import free_address, split_address
+from tests.soak import by_level, more_in_soak
+from trionsq.client import Config
+from trionsq.client.blocking import Consumer, Message
+from trionsq.testing import OpenBroker, broker_in_thread
+
+COUNT = by_level(test=2_000, short=10_000, full=100_000)
+A_REQUEST = 20
+SENDERS = 8
+
+
+class Senders:
+    """Threads that send requests until one fails.
+
+    Attributes:
+        confirmed: numbers whose request was answered with 200.
+        unsure: those of a request that was begun, and not answered so.
+        workers: ids of the processes that answered.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.confirmed: set[int] = set()
+        self.unsure: set[int] = set()
+        self.workers: set[bytes] = set()
+        self._host, self._port = split_address(address)
+        self._threads = [threading.Thread(target=self._send, args=(n,)) for n in range(SENDERS)]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join()
+
+    def _send(self, sender: int) -> None:
+        for first in range(sender * A_REQUEST, COUNT, SENDERS * A_REQUEST):
+            numbers = range(first, min(first + A_REQUEST, COUNT))
+            self.unsure.update(numbers)
+            try:
+                answer = self._request(numbers)
+            except (OSError, http.client.HTTPException):
+                return  # gunicorn has ended
+            if answer is not None:
+                self.workers.add(answer)
+                self.unsure.difference_update(numbers)
+                self.confirmed.update(numbers)
+
+    def _request(self, numbers: range) -> bytes | None:
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=60)
+        try:
+            connection.request("GET", "/pub?" + ",".join(map(str, numbers)))
+            answer = connection.getresponse()
+            body = answer.read()
+            return body if answer.status == 200 else None
+        finally:
+            connection.close()
+
+
+def handle_all(nsqd: OpenBroker) -> Counter[int]:
+    """How often each number is at nsqd."""
+    found = Counter[int]()
+
+    def handle(message: Message) -> None:
+        found[int(message.body)] += 1
+        if found.total() == total:
+            consumer.stop()
+
+    total = nsqd.broker.topic("web").core.message_count
+    consumer = Consumer(
+        "web", "c", nsqd_tcp_addresses=[nsqd.tcp_address], config=Config(max_in_flight=1000)
+    )
+    consumer.run(handle, handle_signals=False)
+    return found
+
+
+@more_in_soak
+@pytest.mark.time_limit(600)
+@pytest.mark.parametrize("options", [["--preload"], ["--threads=4"]], ids=["preload", "threads"])
+def test_a_request_that_was_answered_has_published(options: list[str]) -> None:
+    """4 workers publish, and SIGTERM ends gunicorn in the middle: what was confirmed is at nsqd
+    once, and gunicorn ends by itself."""
+    address = free_address()
+    command = [sys.executable, "-m", "gunicorn", "--workers=4", f"--bind={address}", *options]
+    with broker_in_thread(mem_queue_size=2 * COUNT) as nsqd:
+        environment = {**os.environ, "NSQD": nsqd.tcp_address}
+        command += ["--graceful-timeout=30", "--log-level=warning", "tests.client.gunicorn_app:app"]
+        with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as gunicorn:
+            senders = Senders(address)
+            until(lambda: _answers(address))
+            senders.start()
+            until(lambda: len(senders.confirmed) >= COUNT // 2)
+            gunicorn.send_signal(signal.SIGTERM)
+            _, complaints = gunicorn.communicate(timeout=60)
+            senders.join()
+        assert gunicorn.returncode == 0, complaints
+        assert len(senders.workers) > 1
+        found = handle_all(nsqd)
+    print(f"{len(senders.confirmed)} confirmed of {COUNT}, {len(found)} found")
+    assert senders.confirmed <= found.keys()
+    assert found.keys() <= senders.confirmed | senders.unsure | {-1}
+    assert max(found.values()) == 1
+
+
+def _answers(address: str) -> bool:
+    host, port = split_address(address)
+    connection = http.client.HTTPConnection(host, port, timeout=60)
+    try:
+        connection.request("GET", "/pub?-1")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
