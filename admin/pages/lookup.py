@@ -12,6 +12,7 @@ from admin.pages.format import when
 from admin.pages.shared_queries import answering_node_has, lookup_waits
 from admin.pages.site import Site, arguments
 from admin.pages.wording import plural
+from admin.watch.node import total_held
 from trionsq.web.app import Endpoint
 
 __all__ = ["LookupPage", "inactive_topics"]
@@ -54,7 +55,7 @@ class LookupPage:
         sentences = []
         for producer in self._poller.producers(topic):
             if (last := self._poller.last_seen(producer.node, topic)) is not None:
-                messages = plural(sum(last[1].values()), "message")
+                messages = plural(total_held(last[1]), "message")
                 sentences.append(
                     f"{producer.node} had this topic with {messages} when it was last seen, at"
                     f" {when(last[0])} UTC. The node does not answer now."

@@ -24,6 +24,7 @@ from admin.pages.shared_queries import lookup_waits
 from admin.pages.site import Site, arguments
 from admin.upstream import UpstreamError
 from admin.watch.history import node_key
+from admin.watch.node import total_held
 from admin.watch.snapshot import NodeRow
 from trionsq.web.app import Endpoint
 
@@ -249,7 +250,7 @@ class NodePages:
         topics = []
         for topic in islice(self._poller.topics_at(node), _MAX_LAST_TOPICS):
             last = self._poller.last_seen(node, topic)
-            topics.append((topic, sum(last[1].values()) if last else 0))
+            topics.append((topic, total_held(last[1]) if last else 0))
         return sorted(topics)
 
 

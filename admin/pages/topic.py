@@ -267,8 +267,7 @@ class TopicPages:
         )
         for node in view.silent:
             if (last := self._poller.last_seen(node.node, topic)) is not None:
-                node.last_seen_s, held = last
-                node.last_held = held.get(channel, 0) if channel else sum(held.values())
+                node.note_last(*last, channel)
         # Errors of single nodes are in their rows.
         nodes = [node.node for node in producers]
         # A channel may be on none of the nodes that have its topic.

@@ -128,7 +128,13 @@ class Gathering:
         node.depth += metrics.depth
         node.backend_depth += metrics.backend_depth
         node.messages += metrics.message_count
-        rates = counters.rates((name, ""), Counted(metrics.message_count, metrics.depth))
+        counted = Counted(
+            metrics.message_count,
+            metrics.depth,
+            depth=metrics.depth,
+            backend_depth=metrics.backend_depth,
+        )
+        rates = counters.rates((name, ""), counted)
         if rates is not None:
             row.rate_in = (row.rate_in or 0.0) + rates.came
             node.rate_in = (node.rate_in or 0.0) + rates.came
@@ -170,6 +176,10 @@ class Gathering:
             metrics.requeue_count,
             metrics.timeout_count,
             metrics.finish_count,
+            metrics.depth,
+            metrics.backend_depth,
+            metrics.in_flight_count,
+            metrics.client_count,
         )
         rates = counters.rates(key, counted)
         if rates is not None:

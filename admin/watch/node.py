@@ -21,7 +21,7 @@ from admin.watch.requests import NodeMetrics
 from admin.watch.snapshot import NodeRow, Restart
 from admin.watch.vitals import Ages, Vitals
 
-__all__ = ["Counted", "Counters", "Rates", "WatchedNode"]
+__all__ = ["Counted", "Counters", "Rates", "WatchedNode", "total_held"]
 
 Key: TypeAlias = tuple[str, str]
 
@@ -42,9 +42,10 @@ class Rates(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """The counters of a topic or channel; ``held``: messages that wait, are in flight or deferred.
+    """The figures of a topic or channel.
 
-    ``finished`` is -1 if the node does not tell it.
+    ``held``: messages that wait, are in flight or deferred. ``finished`` is -1 if the node does not
+    tell it. The last four are not used for rates: pages show them if the node is silent.
     """
 
     messages: int = 0
@@ -52,9 +53,18 @@ class Counted(NamedTuple):
     requeues: int = 0
     timeouts: int = 0
     finished: int = -1
+    depth: int = 0
+    backend_depth: int = 0
+    in_flight: int = 0
+    clients: int = 0
 
 
 _NONE = Counted()
+
+
+def total_held(figures: Mapping[str, Counted]) -> int:
+    """The messages of a topic on a node: in its queue and its channels."""
+    return sum(each.held for each in figures.values())
 
 
 class Counters:
@@ -102,8 +112,11 @@ class Counters:
     def rates(self, key: Key, now: Counted) -> Rates | None:
         """Rates of a topic or channel since the last answer; None if there was none."""
         if now.messages < 0 or now.requeues < 0 or now.timeouts < 0:
-            messages, requeues = max(0, now.messages), max(0, now.requeues)
-            now = Counted(messages, now.held, requeues, max(0, now.timeouts), now.finished)
+            now = now._replace(
+                messages=max(0, now.messages),
+                requeues=max(0, now.requeues),
+                timeouts=max(0, now.timeouts),
+            )
         topic, channel = key
         self._now.setdefault(topic, {})[channel] = now
         elapsed_s = self._elapsed_s

@@ -30,7 +30,7 @@ from admin.watch.history import History
 from admin.watch.incidents import Incidents, grouped
 from admin.watch.known import KnownNodes
 from admin.watch.marks import Mark, Marks
-from admin.watch.node import WatchedNode
+from admin.watch.node import Counted, WatchedNode
 from admin.watch.requests import reason, request_stats
 from admin.watch.snapshot import Snapshot, WatchEndedError
 from admin.watch.state import StateFile
@@ -160,17 +160,17 @@ class Poller:
         """Forget a node, by name; False if it answers, is registered or expected, or unknown."""
         return self.nodes.forget(node)
 
-    def last_seen(self, node: str, topic: str) -> tuple[float, Mapping[str, int]] | None:
-        """When a node last answered (seconds since 1970), and the messages of a topic there.
+    def last_seen(self, node: str, topic: str) -> tuple[float, Mapping[str, Counted]] | None:
+        """When a node last answered (seconds since 1970), and the figures of a topic there.
 
-        Messages by channel; ``""`` is the topic itself. None if it never answered, or did not have
+        They are by channel; ``""`` is the topic itself. None if it never answered, or did not have
         the topic.
         """
         known = self._nodes.get(node)
         if known is None or known.answered_wall_s is None:
             return None
-        held = known.counters.held(topic)
-        return (known.answered_wall_s, held) if held else None
+        last = known.counters.topics.get(topic)
+        return (known.answered_wall_s, last) if last else None
 
     @contextmanager
     def watch(self) -> Iterator[None]:

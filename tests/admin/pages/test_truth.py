@@ -99,7 +99,7 @@ async def test_a_topic_is_unknown_if_nobody_could_be_asked(autojump_clock: MockC
 async def test_a_total_without_a_dead_node_is_at_least(
     path: str, autojump_clock: MockClock
 ) -> None:
-    """The first lines say so, and the node's row has a dash, and what it held when last seen."""
+    """The first lines say so, and the node's row has its last figures, marked as old."""
     async with pages(cluster()) as found:
         await kill(found)
         page = await found.page(path)
@@ -107,6 +107,9 @@ async def test_a_total_without_a_dead_node_is_at_least(
         assert figure(page, name) == "≥ 70"
         assert "<b>At least:</b> 1 of 2 nodes does not answer" in page
         assert re.search(r"Last seen <time [^>]*>[^<]+</time> UTC with 70 messages", page)
+        depth = 70 if path.endswith("billing") else 0
+        assert f'<td class="n old-figure" data-label="Depth">{depth}</td>' in page
+        assert '<td class="n old-figure" data-label="Messages">' in page
 
 
 @pytest.mark.parametrize(
