@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -23,7 +24,7 @@ from admin.pages.policies import AppliedSetting, applied_settings
 from admin.pages.settings import SettingsQueries, StoredHow
 from admin.pages.shared_queries import nodes_of_topic
 from admin.pages.site import Site, arguments
-from admin.pages.trend import TREND_S, describe_trend
+from admin.pages.trend import describe_trend, find_span
 from admin.watch.history import channel_key, topic_key
 from admin.watch.snapshot import Problem
 from trionsq.web.app import Endpoint
@@ -150,8 +151,9 @@ class TopicPages:
             len(view.clients_list),
             lambda: clients_listing(clients, query, path, progress=self._progress),
         )
+        span_s = find_span([mark.at_s for mark in marks], time.time(), history.slot_s)
         trend = describe_trend(
-            history.last_depths(channel_key(topic, channel), TREND_S),
+            history.last_depths(channel_key(topic, channel), span_s),
             history.slot_s,
             view.depth,
             is_paused=view.paused,
@@ -178,7 +180,7 @@ class TopicPages:
             ),
             listing=listing,
             applied=result.applied,
-            trend="" if view.is_unknown else trend,
+            trend="" if view.silent else trend,
             problems=self._problems(topic, channel),
             paused_by=self._paused_by(topic, channel) if view.paused else "",
             star=f"{topic}/{channel}" in favourites(),
@@ -224,14 +226,17 @@ class TopicPages:
         return [each for each in snapshot.problems if each.where == where] if snapshot else []
 
     def _paused_by(self, topic: str, channel: str = "") -> str:
-        """Who paused it here, and when."""
-        kind = "channel" if channel else "topic"
-        audit = self._site.dashboard.access.audit
-        entry = audit.find_last(f"pause_{kind}", topic, channel)
-        if entry is None:
-            return "Not paused from this nsqadmin since it started."
-        who = entry.user or (entry.address if self._site.may("admin") else "a user without a name")
-        return f"Paused by {who or 'a local program'} on {when(entry.time_s)} UTC."
+        """Who paused it here, and when; of an earlier nsqadmin the state file has the names."""
+        action = "pause_channel" if channel else "pause_topic"
+        entry = self._site.dashboard.access.audit.find_last(action, topic, channel)
+        mark = self._poller.marks.find_last(action, topic, channel)
+        if entry is not None:
+            address = entry.address or "a local program"
+            who = entry.user or (address if self._site.may("admin") else _NAMELESS)
+            return f"Paused by {who} on {when(entry.time_s)} UTC."
+        if mark is not None:
+            return f"Paused by {mark.user or _NAMELESS} on {when(mark.at_s)} UTC."
+        return "Not paused from this nsqadmin, as far as it remembers."
 
     async def _query_topic(self, topic: str, channel: str = "") -> _TopicResult:
         nodes_result = await nodes_of_topic(self._site.dashboard, topic)
@@ -286,7 +291,8 @@ class TopicPages:
         return await self._peekers.why_not(result.nodes)
 
 
-_NEAR_NAMES = 5
+_NEAR_NAMES: Final = 5
+_NAMELESS: Final = "a user without a name"
 
 
 def _near(name: str, names: Sequence[str]) -> list[str]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from admin.pages.format import number
 from admin.pages.wording import plural
 
-__all__ = ["TREND_S", "describe_trend"]
+__all__ = ["TREND_S", "describe_trend", "find_span"]
 
 TREND_S: Final = 600.0
-"""The trend is that of the last ten minutes."""
+"""The trend is that of the last ten minutes at most."""
 
 _LEAST_POINTS: Final = 3
 # Less than that share of the depth in `TREND_S` is no trend, nor are so few messages a minute.
@@ -25,7 +25,7 @@ def describe_trend(depths: Sequence[float], slot_s: float, depth: int, *, is_pau
     """A sentence, or "" if there is no trend.
 
     Args:
-        depths: of the last `TREND_S`, one each ``slot_s``; NaN where unknown.
+        depths: of the span of `find_span`, one each ``slot_s``; NaN where unknown.
         slot_s: in seconds.
         depth: now.
         is_paused: nothing is delivered.
@@ -47,6 +47,15 @@ def describe_trend(depths: Sequence[float], slot_s: float, depth: int, *, is_pau
         f"Empty in about {_span(left_s)} if it goes on like this"
         f" ({plural(math.ceil(-per_min), 'message')} a minute fewer)."
     )
+
+
+def find_span(jumps_s: Iterable[float], now_s: float, slot_s: float) -> float:
+    """How far back a trend looks: not over a restart, an action, or a node that fell silent.
+
+    The depth jumps there. ``jumps_s`` are their times; the slots of a jump are left out.
+    """
+    since_s = max(jumps_s, default=-math.inf)
+    return max(0.0, min(TREND_S, now_s - since_s - 2 * slot_s))
 
 
 def _span(seconds: float) -> str:

@@ -78,6 +78,14 @@ class Marks:
             or (not mark.topic and mark.node in nodes)
         ]
 
+    def find_last(self, action: str, topic: str, channel: str = "") -> Mark | None:
+        """The newest mark of that action; None if none is remembered."""
+        wanted = action, topic, channel
+        for mark in reversed(self._marks):
+            if (mark.action, mark.topic, mark.channel) == wanted:
+                return mark
+        return None
+
     def of_node(self, node: str) -> Sequence[Mark]:
         """The marks of a node."""
         return [mark for mark in self._marks if mark.node == node]

@@ -12,6 +12,7 @@ import pytest
 from trio.testing import MockClock
 
 from admin.access.modes import Mode
+from admin.watch.marks import Mark
 from tests.admin.pages.support import Nodes, Pages, channel, pages, parsed, topic
 
 
@@ -266,6 +267,10 @@ async def test_a_channel_says_who_paused_it() -> None:
         page = await found.page("/topics/svc2.orders/billing")
         assert "Not paused from this nsqadmin" in page
         assert "10 messages are waiting: the channel is paused." in page
-        await found.send("/do/pause", topic="svc2.orders", channel="billing")
+        place = {"topic": "svc2.orders", "channel": "billing"}
+        mark = Mark(1_790_000_000.0, "pause channel", user="ann", action="pause_channel", **place)
+        found.dashboard.poller.marks.restore([mark])
+        assert "Paused by ann on" in await found.page("/topics/svc2.orders/billing")
+        await found.send("/do/pause", **place)
         page = await found.page("/topics/svc2.orders/billing")
         assert "Paused by 127.0.0.1 on" in page

@@ -6,7 +6,7 @@ import pytest
 
 from admin.pages.format import age
 from admin.pages.search import BadSearchError, make_matcher
-from admin.pages.trend import describe_trend
+from admin.pages.trend import TREND_S, describe_trend, find_span
 from admin.pages.wording import plain_error, plural, visible
 from admin.upstream import NodeWarning, UpstreamError
 from tests.admin.pages.support import Nodes, channel, pages, topic
@@ -110,6 +110,13 @@ def test_a_trend_is_a_sentence(depths: list[float], depth: int, expected: str) -
     """When it will be empty, or how fast it grows; nothing where too little is known."""
     text = describe_trend(depths, 60.0, depth, is_paused=False)
     assert text.startswith(expected) if expected else text == ""
+
+
+def test_a_trend_does_not_look_over_a_jump() -> None:
+    """A node that fell silent, a restart, an emptied queue: the depth changes at once."""
+    assert find_span([], 5000.0, 15.0) == TREND_S
+    assert find_span([1000.0, 4900.0], 5000.0, 15.0) == 70.0
+    assert find_span([4990.0], 5000.0, 15.0) == 0.0
 
 
 async def test_no_page_hides_what_a_client_says(autojump_clock: object) -> None:
