@@ -95,6 +95,8 @@ def check_silent_node(at: Tab, cluster: Cluster, name: str) -> None:
     look(at, f"{name}-nodes")
     page = at.go("/topics/orders")
     expect(page.locator(figure(page, "Depth of its channels"))).to_have_text("≥ 30")
+    expect(page.locator("tr.down", has_text=node).locator("td.old-figure").first).to_be_visible()
+    check_accessible(page)
     look(at, f"{name}-topic")
     page = at.go("/topics/legacy")
     expect(page.locator("main")).to_contain_text("with 7 messages")
