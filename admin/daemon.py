@@ -1,6 +1,6 @@
 """One nsqadmin from start to stop: sockets, HTTP, tasks.
 
-Tasks: an HTTP server for each socket, and those of `Dashboard.tasks`. Nothing is stored. At stop,
+Tasks: an HTTP server for each socket, and those of `Dashboard.tasks`. At stop,
 event streams end, HTTP requests in progress get a second, then queued notifications get one.
 """
 
@@ -16,6 +16,7 @@ import httpx2
 import trio
 
 from admin.access.guard import open_access
+from admin.alerts import Alerts
 from admin.app import create_admin_app, gate_of
 from admin.dashboard import Dashboard
 from admin.notify import Notifier
@@ -73,6 +74,11 @@ async def open_dashboard(
             dashboard.notify = Notifier(options)
             dashboard.observers.append(dashboard.notify.queue_notification)
             dashboard.tasks.append(("nsqadmin notifications", dashboard.notify.run))
+
+        if options.alert_http_endpoint:
+            alerts = Alerts(options)
+            dashboard.poller.observers.append(alerts.note_snapshot)
+            dashboard.tasks.append(("nsqadmin alerts", alerts.run))
 
         def start_task(name: str, task: Task) -> None:
             nursery.start_soon(run, task, name=name)

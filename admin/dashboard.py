@@ -61,6 +61,7 @@ class Dashboard:
         self.poller = Poller(self.cluster, self.options, stopping=self.stopping)
         self.tasks.append(("nsqadmin poller", self.poller.run))
         self.observers.append(self.access.observe)
+        self.observers.append(self.poller.marks.note_action)
         self.operations = Operations(self.cluster, self.access.user, self.observers)
 
     @property

@@ -24,7 +24,7 @@ from admin.cluster.steps import (
     deletion_steps,
     tombstone_steps,
 )
-from admin.upstream import UpstreamError
+from admin.upstream import NodeWarning, UpstreamError
 from admin.user_action import UserAction
 from trionsq.hostport import format_address
 
@@ -35,7 +35,7 @@ _INTERRUPTED: Final = "interrupted: the request ended before all nodes had answe
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """How many nsqds were asked to do something, and the errors of single nodes."""
+    """How many nsqds have what was to change, as far as they say; errors of single nodes."""
 
     nodes: int
     warnings: list[str]
@@ -66,7 +66,9 @@ class Operations:
             await self._create(topic, channel, warnings)
         return warnings
 
-    async def delete(self, topic: str, channel: str = "", known: Collection[str] = ()) -> list[str]:
+    async def delete(
+        self, topic: str, channel: str = "", known: Collection[str] = (), *, if_there: bool = False
+    ) -> list[str]:
         """Delete a topic, or a channel of it.
 
         Args:
@@ -74,6 +76,7 @@ class Operations:
             channel: the name of a channel of it; "": the topic.
             known: nodes that had the topic lately. They are asked too, whatever nsqlookupds
                 say: after its restart an nsqlookupd knows only some of the nodes.
+            if_there: a node without the topic or channel is no error. In the original it is one.
 
         Raises:
             AllFailed: the nodes of the topic can't be known; nothing was done.
@@ -83,12 +86,18 @@ class Operations:
         with self._observed([action], warnings, topic=topic, channel=channel):
             lookupds = self._cluster.lookupd_addresses
             steps = deletion_steps(lookupds, registered, topic, channel)
-            await self._take(steps, warnings)
+            await self._take([replace(step, if_there=if_there) for step in steps], warnings)
             await self._take([replace(steps[-1], addresses=others, if_there=True)], warnings)
         return warnings
 
     async def apply(
-        self, verb: Verb, topic: str, channel: str = "", known: Collection[str] = ()
+        self,
+        verb: Verb,
+        topic: str,
+        channel: str = "",
+        known: Collection[str] = (),
+        *,
+        if_there: bool = False,
     ) -> Reached:
         """Pause, unpause or empty a topic or channel on every nsqd that has the topic.
 
@@ -101,10 +110,10 @@ class Operations:
             self._notify_observers(action, (), topic=topic, channel=channel, error=str(failure))
             raise
         with self._observed([action], warnings, topic=topic, channel=channel):
-            steps = change_steps(verb, registered, topic, channel)
-            await self._take(steps, warnings)
-            await self._take([replace(steps[-1], addresses=others, if_there=True)], warnings)
-        return Reached(len(registered) + len(others), warnings)
+            (step,) = change_steps(verb, registered, topic, channel)
+            having = await self._take([replace(step, if_there=if_there)], warnings)
+            having += await self._take([replace(step, addresses=others, if_there=True)], warnings)
+        return Reached(having, warnings)
 
     async def tombstone(self, node: str, topic: str) -> list[str]:
         """Hide a node (host:port of HTTP) from the lookups of a topic; delete the topic there.
@@ -122,6 +131,10 @@ class Operations:
                 raise AllFailed("nsqd", [error]) from error
             await self._take([delete], warnings)
         return warnings
+
+    def note_forgotten(self, node: str) -> None:
+        """Tell the observers that the sender of the request had a dead node forgotten."""
+        self._notify_observers("forget_node", (), node=node)
 
     async def _create(self, topic: str, channel: str, warnings: list[str]) -> None:
         if self._cluster.is_direct:
@@ -153,15 +166,22 @@ class Operations:
         others = [node for node in known if node not in registered]
         return registered, others, list(result.warnings)
 
-    async def _take(self, steps: Iterable[Step], warnings: list[str]) -> None:
-        """POST to one address after the other; add errors to ``warnings``."""
+    async def _take(self, steps: Iterable[Step], warnings: list[str]) -> int:
+        """POST to one address after the other; add errors to ``warnings``.
+
+        Returns the number of nodes that did not say that there is nothing to change.
+        """
+        having = 0
         for step in steps:
             for address in step.addresses:
                 try:
                     await self._cluster.upstream.post(url_of(address, step.path, **step.query))
+                    having += 1
                 except UpstreamError as error:
                     if not (step.if_there and error.status == 404):
-                        warnings.append(str(error))
+                        having += 1
+                        warnings.append(NodeWarning(error))
+        return having
 
     @contextmanager
     def _observed(

@@ -12,6 +12,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from trionsq.durations import HOUR_NS, MINUTE_NS, SECOND_NS
+from trionsq.hostport import split_address
 from trionsq.options import (
     BOOL,
     DEBUG_FROM,
@@ -197,7 +198,39 @@ class NsqadminOptions(DaemonOptions):
         DURATION,
         "interval between polls while a page is open (else at least 30s)",
     )
-    history_ns: int = option("history", 60 * MINUTE_NS, DURATION, "period that charts show")
+    history_ns: int = option(
+        "history", 24 * HOUR_NS, DURATION, "how far back charts go", note="at least --poll-interval"
+    )
+    state_file: str = option(
+        "state-file",
+        "",
+        STRING,
+        "file to remember nodes over a restart; .history beside it has the charts (empty: none)",
+    )
+    expect_nsqd: tuple[str, ...] = option(
+        "expect-nsqd",
+        (),
+        STRINGS,
+        "host:port of the HTTP of an nsqd that must be there, as the page Nodes names it",
+    )
+    alert_http_endpoint: str = option(
+        "alert-http-endpoint",
+        "",
+        STRING,
+        "URL that gets a POST when a warning or critical problem begins or ends",
+    )
+    alert_secret_file: str = option(
+        "alert-secret-file",
+        "",
+        STRING,
+        "path of a file with the key that signs these POSTs (empty: not signed)",
+    )
+    link: tuple[str, ...] = option(
+        "link",
+        (),
+        STRINGS,
+        "name=URL of a link on pages of nodes; {node}, {host} and {port} are replaced",
+    )
     http_allow_origin: tuple[str, ...] = allow_origin_option()
     http_allow_host: tuple[str, ...] = allow_host_option()
     max_http_connections: int = max_http_connections_option()
@@ -234,8 +267,13 @@ def validated(options: NsqadminOptions) -> NsqadminOptions:
         raise OptionsError("--poll-interval must be at least 1s")
     if not options.poll_interval_ns <= options.history_ns <= _MAX_HISTORY_NS:
         raise OptionsError("--history must be between --poll-interval and 168h")
+    for address in options.expect_nsqd:
+        if split_address(address) is None:
+            raise OptionsError(f"--expect-nsqd ({address}) is not host:port")
     config_network(options)
-    _check_graphite(options.graphite_url)
+    _check_links(options.link)
+    _check_url("alert-http-endpoint", options.alert_http_endpoint)
+    _check_url("graphite-url", options.graphite_url)
     path = posixpath.normpath("/" + options.base_path.strip("/"))
     return dataclasses.replace(options, base_path=path)
 
@@ -258,7 +296,7 @@ def config_network(options: NsqadminOptions) -> IPv4Network | IPv6Network | None
         raise OptionsError(reason) from None
 
 
-def _check_graphite(url: str) -> None:
+def _check_url(name: str, url: str) -> None:
     if not url:
         return
     try:
@@ -268,4 +306,11 @@ def _check_graphite(url: str) -> None:
         valid = False
     if not valid:
         # Not the URL itself, there may be a password in it.
-        raise OptionsError("failed to parse --graphite-url - not an http:// or https:// URL")
+        raise OptionsError(f"failed to parse --{name} - not an http:// or https:// URL")
+
+
+def _check_links(links: tuple[str, ...]) -> None:
+    for text in links:
+        name, _, url = text.partition("=")
+        if not name.strip() or not url.startswith(("http://", "https://")):
+            raise OptionsError(f"--link ({text}) is not name=URL with http:// or https://")

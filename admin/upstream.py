@@ -31,6 +31,7 @@ from trionsq.httpget import shown_url
 __all__ = [
     "MAX_RESPONSE_BYTES",
     "ForeignResponse",
+    "NodeWarning",
     "Upstream",
     "UpstreamError",
     "json_of",
@@ -94,6 +95,20 @@ class UpstreamError(Exception):
         self.node = node
         self.status = status
         self.may_have_happened = may_have_happened
+
+
+class NodeWarning(str):
+    """The text of an `UpstreamError`, with the ``node`` that it is about."""
+
+    __slots__ = ("node",)
+
+    def __new__(cls, error: UpstreamError) -> Self:
+        """Take text and node of ``error``."""
+        made = super().__new__(cls, error)
+        made.node = error.node
+        return made
+
+    node: str
 
 
 class Upstream:
@@ -199,6 +214,12 @@ class Upstream:
         A POST that may have reached the node is never sent a second time.
         """
         return await self._request("POST", url, timeout_s, body)
+
+    async def send(
+        self, method: str, url: str, body: bytes = b"", *, timeout_s: float | None = None
+    ) -> bytes:
+        """As `post`, by another method: PUT or DELETE."""
+        return await self._request(method, url, timeout_s, body)
 
     async def _request(
         self, method: str, url: str, timeout_s: float | None, body: bytes | None = None

@@ -54,6 +54,7 @@ class Entry:
         topic, channel, node: that the action was applied to; "" where there is none.
         note: the errors; "" if there were none.
         refused: whether the request was refused.
+        failed: whether it was let through and nothing was done; ``note`` says why.
     """
 
     time_s: float
@@ -71,6 +72,7 @@ class Entry:
     node: str = ""
     note: str = ""
     refused: bool = False
+    failed: bool = False
 
 
 class Audit:
@@ -122,6 +124,15 @@ class Audit:
     def entries(self) -> Sequence[Entry]:
         """All entries in memory, the newest first."""
         return sorted([*self._done, *self._refused], key=lambda entry: -entry.time_s)
+
+    def find_last(self, action: str, topic: str, channel: str = "") -> Entry | None:
+        """The newest entry of that action, if it was done; None if none is in memory."""
+        for entry in reversed(self._done):
+            if entry.failed or entry.action != action:
+                continue
+            if (entry.topic, entry.channel) == (topic, channel):
+                return entry
+        return None
 
     def _too_many(self, time_s: float) -> bool:
         minute = int(time_s // 60)

@@ -129,10 +129,16 @@ class Access:
         return lambda: self.sessions.is_alive(session) and self._known(session) == user
 
     def record_action(
-        self, action: str, *, topic: str = "", channel: str = "", note: str = ""
+        self, action: str, *, topic: str = "", channel: str = "", node: str = "", note: str = ""
     ) -> None:
         """Record what the request does in the audit, where there is no `UserAction`."""
-        self._describe(action=action, topic=topic, channel=channel, note=note)
+        self._describe(action=action, topic=topic, channel=channel, node=node, note=note)
+
+    def record_failure(self, why: str) -> None:
+        """Record that the request changed nothing."""
+        if entries := request_entries():
+            note = entries[-1].note or why
+            entries[-1] = dataclasses.replace(entries[-1], failed=True, note=note)
 
     def observe(self, action: UserAction) -> None:
         """Enter an action into the audit; an observer for `Dashboard.observers`."""
@@ -142,6 +148,7 @@ class Access:
             channel=action.channel,
             node=action.node,
             note="; ".join([*action.warnings, *([action.error] if action.error else [])]),
+            failed=bool(action.error),
         )
 
     def address(self) -> str:

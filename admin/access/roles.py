@@ -101,22 +101,39 @@ REQUIRED_ROLES: Final[Mapping[str, Role]] = {
     "GET /topics": _VIEWER,
     "GET /topics/<topic>": _VIEWER,
     "GET /topics/<topic>/<channel>": _VIEWER,
+    "GET /search": _VIEWER,
+    "GET /policies": _VIEWER,
+    "GET /policies/edit": _OPERATOR,
+    "GET /drain": _VIEWER,
+    # they have bodies; for "discard" the handler requires an admin
+    "GET /deadletters": _OPERATOR,
+    "GET /deadletters/<verb>": _OPERATOR,
+    "GET /clients": _VIEWER,
     "GET /nodes": _VIEWER,
     "GET /nodes/<node>": _VIEWER,
     "GET /counter": _VIEWER,
     "GET /lookup": _VIEWER,
     "GET /audit": _ADMIN,
     "GET /peek": _OPERATOR,
+    "GET /message": _OPERATOR,
     "GET /publish": _OPERATOR,
     "GET /confirm/<verb>": _ADMIN,
     # the forms of the pages
     "POST /do/create": _OPERATOR,
     "POST /do/pause": _OPERATOR,
     "POST /do/unpause": _OPERATOR,
+    # pause, unpause; for "delete" the handler requires an admin
+    "POST /do/selected": _OPERATOR,
+    # requeue; for "finish" and "cancel" the handler requires an admin
+    "POST /do/message": _OPERATOR,
+    "POST /do/letters": _OPERATOR,
+    "POST /do/policy": _OPERATOR,
+    "POST /do/drain": _ADMIN,
     "POST /do/publish": _OPERATOR,
     "POST /do/empty": _ADMIN,
     "POST /do/delete": _ADMIN,
     "POST /do/tombstone": _ADMIN,
+    "POST /do/forget": _ADMIN,
 }
 """By method and registered path, below the base path. Other paths require an admin."""
 

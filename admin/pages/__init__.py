@@ -1,9 +1,11 @@
 """The pages for browsers: HTML made on the server, kept live by htmx where there is script.
 
-- `format`, `bodies`, `charts`, `listing`, `merging`: numbers, messages, drawings, tables, sums
+- `format`, `bodies`, `listing`, `merging`: numbers, messages, tables, sums
+- `drawing`, `charts`: lines as SVG, and those of a series of the history
 - `settings`: what nodes say of their engines
 - `shared_queries`: what several pages ask, once a second for all viewers
 - `site`: the frame of all pages, and error pages
+- `node_list`, `node_facts`: what pages of nodes show
 - `overview`, `topics`, `topic`, `nodes`, `messages`, `account`: the pages
 - `forms`: what users do by them
 
@@ -17,14 +19,23 @@ from collections.abc import Iterable
 
 from admin.dashboard import Dashboard
 from admin.pages.account import AccountPages
+from admin.pages.clients import ClientPage
+from admin.pages.drain import DrainPages
+from admin.pages.find import SearchPage
 from admin.pages.forms import FormHandlers
-from admin.pages.messages import MessagePages, PeekSupport
+from admin.pages.letters import LetterPages
+from admin.pages.lookup import LookupPage
+from admin.pages.messages import MessagePages
 from admin.pages.nodes import NodePages
 from admin.pages.overview import OverviewPages
+from admin.pages.peeking import PeekSupport
+from admin.pages.policies import PolicyPages
+from admin.pages.publish import PublishPages
+from admin.pages.selection import SelectionForms
 from admin.pages.settings import SettingsQueries
 from admin.pages.site import Site
 from admin.pages.topic import TopicPages
-from admin.pages.topics import LookupPage, TopicListPages
+from admin.pages.topics import TopicListPages
 from trionsq.web.app import Endpoint
 
 __all__ = ["endpoints"]
@@ -39,8 +50,16 @@ def endpoints(dashboard: Dashboard) -> Iterable[Endpoint]:
     yield from TopicListPages(site).endpoints()
     settings = SettingsQueries(dashboard.upstream)
     yield from TopicPages(site, peekers, settings).endpoints()
+    clients = ClientPage(site)
+    yield from clients.endpoints()
+    yield from SearchPage(site, clients).endpoints()
     yield from NodePages(site, settings).endpoints()
     yield from LookupPage(site).endpoints()
     yield from FormHandlers(site).endpoints()
-    yield from MessagePages(site, peekers).endpoints()
+    yield from SelectionForms(site).endpoints()
+    yield from LetterPages(site).endpoints()
+    yield from PolicyPages(site).endpoints()
+    yield from DrainPages(site).endpoints()
+    yield from MessagePages(site, peekers, settings).endpoints()
+    yield from PublishPages(site).endpoints()
     yield from AccountPages(site).endpoints()

@@ -6,9 +6,9 @@ import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
-from urllib.parse import urlencode
+from urllib.parse import quote, unquote, urlencode
 
-from quart import Response, g
+from quart import Response, g, request
 
 from admin.access.audit import Entry
 from admin.access.cross_site import form
@@ -32,6 +32,10 @@ _PROBLEMS: Final[Mapping[str, str]] = {
     "slow": "Too many attempts from your address. Try again in {wait} seconds.",
     "busy": "Too many sign-ins at the moment. Try again.",
 }
+
+_NAME_COOKIE: Final = "nsqadmin_name"
+_NAME_S: Final = 60
+_MAX_NAME: Final = 64
 
 _COLUMNS: Final[Sequence[Column[Entry]]] = (
     Column("time", "Time (UTC)", lambda row: row.time_s, is_number=False),
@@ -76,7 +80,12 @@ class AccountPages:
         wait = query.get("wait", "")
         wait = wait if wait.isascii() and wait.isdigit() and len(wait) < 6 else "some"
         problem = _PROBLEMS.get(query.get("problem", ""), "").format(wait=wait)
-        return self._site.lone("signin.html", "Sign in", problem=problem, next=next_path)
+        name = unquote(request.cookies.get(_NAME_COOKIE, ""))[:_MAX_NAME]
+        answer = self._site.lone(
+            "signin.html", "Sign in", problem=problem, next=next_path, name=name
+        )
+        answer.delete_cookie(_NAME_COOKIE, path=f"{self._base_path}{SIGN_IN_PATH}")
+        return answer
 
     async def submit_sign_in(self) -> Response:
         """POST /sign-in: fields ``name``, ``password`` and ``next``."""
@@ -99,7 +108,7 @@ class AccountPages:
             # An unknown name is not recorded: it may be a password, typed into the wrong field.
             known = name if access.users.find(name) is not None else "(unknown)"
             access.record(user=known, action="sign_in", note="wrong password", refused=True)
-            return self._sign_in_again("wrong", next_path)
+            return self._sign_in_again("wrong", next_path, name=name[:_MAX_NAME])
         return self._start_session(account, next_path)
 
     def _start_session(self, account: Account, next_path: str) -> Response:
@@ -132,11 +141,20 @@ class AccountPages:
         answer.delete_cookie(cookie_name(access.port), path=path, httponly=True, samesite="Lax")
         return answer
 
-    def _sign_in_again(self, problem: str, next_path: str, **more: str) -> Response:
+    def _sign_in_again(
+        self, problem: str, next_path: str, *, name: str = "", **more: str
+    ) -> Response:
         query = {"problem": problem, **more}
         if next_path:
             query["next"] = safe_path(next_path, self._base_path)
-        return _redirect(f"{self._base_path}{SIGN_IN_PATH}?{urlencode(query)}")
+        path = f"{self._base_path}{SIGN_IN_PATH}"
+        answer = _redirect(f"{path}?{urlencode(query)}")
+        if name:
+            # Not in the address, which browsers keep: it may be a password in the wrong field.
+            answer.set_cookie(
+                _NAME_COOKIE, quote(name), max_age=_NAME_S, path=path, httponly=True, samesite="Lax"
+            )
+        return answer
 
     async def audit(self) -> Response:
         """GET /audit."""

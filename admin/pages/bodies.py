@@ -10,8 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-__all__ = ["FORMATS", "BadBodyError", "DisplayedBody", "display_body", "parse_body"]
+__all__ = [
+    "FORMATS",
+    "VIEWS",
+    "BadBodyError",
+    "DisplayedBody",
+    "body_bytes",
+    "display_body",
+    "parse_body",
+]
 
+VIEWS: Final = (("pretty", "Pretty"), ("raw", "Raw"), ("hex", "Hex"))
 FORMATS: Final = (("text", "Text"), ("hex", "Hex"), ("base64", "Base64"))
 
 _MAX_SHOWN: Final = 64 * 1024
@@ -34,8 +43,23 @@ class DisplayedBody:
     cut: str = ""
 
 
-def display_body(message: Mapping[str, Any]) -> DisplayedBody:
-    """The body of a message from nsqd's /topic/peek; a node may answer anything."""
+def body_bytes(message: Mapping[str, Any]) -> bytes:
+    """The bytes of a message from nsqd's /topic/peek; what is no base64 is taken as text."""
+    body = message.get("body")
+    body = body if isinstance(body, str) else ""
+    if message.get("body_encoding") == "base64":
+        try:
+            return base64.b64decode(body, validate=True)
+        except (binascii.Error, ValueError):
+            pass
+    return body.encode(errors="replace")
+
+
+def display_body(message: Mapping[str, Any], view: str = "pretty") -> DisplayedBody:
+    """The body of a message from nsqd's /topic/peek, in one of `VIEWS`.
+
+    A node may answer anything.
+    """
     body = message.get("body")
     size = message.get("body_size")
     body = body if isinstance(body, str) else ""
@@ -51,8 +75,13 @@ def display_body(message: Mapping[str, Any]) -> DisplayedBody:
         return DisplayedBody("binary", _hex_dump(raw[:_MAX_HEX_BYTES]), cut)
     if not body:
         return DisplayedBody("empty", "(empty)", cut)
+    if view == "hex":
+        raw = body_bytes(message)
+        if len(raw) > _MAX_HEX_BYTES:
+            cut = f"the first {_MAX_HEX_BYTES:,} bytes {whole}."
+        return DisplayedBody("binary", _hex_dump(raw[:_MAX_HEX_BYTES]), cut)
     kind, text = "text", body
-    if not cut and (pretty := _pretty(body)) is not None:
+    if view != "raw" and not cut and (pretty := _pretty(body)) is not None:
         kind, text = "JSON", pretty
     if len(text) > _MAX_SHOWN:
         return DisplayedBody(

@@ -5,13 +5,16 @@ Pure functions. An unknown value is a dash.
 
 from __future__ import annotations
 
+import calendar
 import math
 from datetime import UTC, datetime
 from typing import Final
 
 __all__ = [
     "UNKNOWN",
+    "age",
     "ago",
+    "clock",
     "compact",
     "duration_ns",
     "duration_s",
@@ -20,12 +23,14 @@ __all__ = [
     "number",
     "percent",
     "rate",
+    "since",
     "when",
 ]
 
 UNKNOWN: Final = "\N{EN DASH}"
 
 _DAY_S: Final = 86_400
+_MONTHS: Final = calendar.month_abbr
 # Longer than any node runs.
 _ALWAYS_S: Final = 10**12
 _STEPS: Final = ("", "k", "M", "G", "T", "P", "E")
@@ -89,6 +94,11 @@ def duration_s(seconds: float | None) -> str:
     return duration_ns(round(seconds * 1e9))
 
 
+def age(seconds: float | None) -> str:
+    """An age, which is known to a second at best: ``1h2m3s``; ``0s`` if it is negative."""
+    return duration_s(seconds if seconds is None else float(max(0, round(seconds))))
+
+
 def duration_ns(ns: int | None) -> str:
     """Nanoseconds, as `duration_s`; tenths of a second at most, from a day on no minutes."""
     if ns is None:
@@ -136,6 +146,22 @@ def when(at_s: float | None) -> str:
     """A time as ``2026-01-31 12:00:05`` (UTC)."""
     text = iso_time(at_s)
     return text.replace("T", " ").removesuffix("Z") if text else UNKNOWN
+
+
+def clock(at_s: float | None) -> str:
+    """The time of a day, as ``12:00:05`` (UTC)."""
+    return when(at_s).rpartition(" ")[2]
+
+
+def since(at_s: float | None, now_s: float) -> str:
+    """A time in the past as ``12:00``, or ``Jan 31, 12:00`` if it is half a day ago (UTC)."""
+    text = when(at_s)
+    if at_s is None or text == UNKNOWN:
+        return UNKNOWN
+    if now_s - at_s < _DAY_S / 2:
+        return text[11:16]
+    month = _MONTHS[int(text[5:7])]
+    return f"{month} {int(text[8:10])}, {text[11:16]}"
 
 
 def iso_time(at_s: float | None) -> str:

@@ -17,6 +17,7 @@ from admin.cluster.shapes import ChannelStats, NodeStats, TopicStats
 from admin.cluster.steps import Verb
 from admin.pages.shared_queries import nodes_of_topic
 from admin.pages.site import Site, arguments
+from admin.pages.wording import plural
 from admin.upstream import UpstreamError
 from trionsq.web.app import Endpoint
 from trionsq.web.protocol import HttpError
@@ -98,7 +99,7 @@ def _parts(topics: Iterable[TopicStats], channels: Iterable[ChannelStats], chann
         return ", ".join(parts)
     at_topic = sum(t.depth for t in topics)
     names = len({c.channel_name for c in channels})
-    return f"{at_topic:,} at the topic; at {names:,} channels {', '.join(parts)}"
+    return f"{at_topic:,} at the topic; at {plural(names, 'channel')} {', '.join(parts)}"
 
 
 class FormHandlers:
@@ -179,13 +180,16 @@ class FormHandlers:
         """POST /do/create: fields ``topic`` and maybe ``channel``."""
         fields = await form()
         topic, channel = fields.get("topic", "").strip(), fields.get("channel", "").strip()
-        back = self._site.url("lookup", topic=topic[:100]) + "#create"
+        back = self._site.url("lookup", topic=topic[:100], channel=channel[:100])
         for kind, name in (("topic", topic), ("channel", channel)):
             if (name or kind == "topic") and not is_valid_name(name.encode(errors="replace")):
+                self._site.dashboard.access.record_action(
+                    "create_channel" if channel else "create_topic", topic=topic, channel=channel
+                )
                 return self._site.done(back, [f"Not a valid {kind} name."], "bad")
         warnings = await self._operations.create(topic, channel)
         what = f"channel {channel} of {topic}" if channel else f"topic {topic}"
-        return self._report_result(back, f"Created {what}.", warnings)
+        return self._report_result(self._site.url("lookup"), f"Created {what}.", warnings)
 
     async def pause(self) -> Response:
         """POST /do/pause: fields ``topic`` and maybe ``channel``."""
@@ -206,7 +210,9 @@ class FormHandlers:
         if typed != (channel or topic):
             return self._mistyped(path)
         try:
-            warnings = await self._operations.delete(topic, channel, self._known(topic))
+            warnings = await self._operations.delete(
+                topic, channel, self._known(topic), if_there=True
+            )
         except AllFailed as failure:
             return self._site.done(path, [f"Nothing was deleted: {failure}"], "bad")
         back = self._site.url("topics", topic) if channel else self._site.url("topics")
@@ -234,7 +240,8 @@ class FormHandlers:
         if typed and name != (channel or topic):
             return self._mistyped(path)
         try:
-            reached = await self._operations.apply(verb, topic, channel, self._known(topic))
+            known = self._known(topic)
+            reached = await self._operations.apply(verb, topic, channel, known, if_there=True)
         except AllFailed as failure:
             return self._site.done(path, [f"Nothing was done: {failure}"], "bad")
         if not reached.nodes:

@@ -1,26 +1,25 @@
-"""Tables: search, sort and paging by query parameters; and the table of clients.
+"""Tables: search, sort and paging by query parameters.
 
-``q`` is the search text (all of its words, in any case), ``sort`` names a column (with ``-`` in
+``q`` is the search text (see `search`), ``sort`` names a column (with ``-`` in
 front: descending), ``page`` counts from 1, ``size`` is the number of rows. Invalid values are
 ignored, because a link may be old. Spec: nsqadmin, section 6 (channel).
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import urlencode
 
-from admin.cluster.shapes import ClientStats
+from admin.pages.search import BadSearchError, make_matcher
 
-__all__ = ["SIZES", "ClientRow", "Column", "Listing", "clients_listing", "make_listing", "matches"]
+__all__ = ["SIZES", "SIZE_DEFAULT", "Column", "Listing", "make_listing"]
 
 Row = TypeVar("Row")
 
 SIZES: Final = (25, 50, 100, 250)
-_SIZE_DEFAULT: Final = 50
+SIZE_DEFAULT: Final = 50
 _MAX_Q_LENGTH: Final = 200
 
 
@@ -39,6 +38,7 @@ class Listing(Generic[Row]):
     """One page of rows, with the state of its controls.
 
     ``found`` of ``total`` rows match the search; ``first`` to ``last`` of them are on the page.
+    ``matching`` are all that match, in order. ``problem`` says what is wrong with the search.
     """
 
     rows: Sequence[Row]
@@ -52,6 +52,9 @@ class Listing(Generic[Row]):
     total: int
     found: int
     extra: Mapping[str, str]
+    matching: Sequence[Row] = ()
+    sizes: Sequence[int] = SIZES
+    problem: str = ""
 
     @property
     def first(self) -> int:
@@ -79,7 +82,7 @@ class Listing(Generic[Row]):
         if changes and "page" not in changes:
             values["page"] = 1
         values |= changes
-        defaults: dict[str, str | int] = {"q": "", "page": 1, "size": _SIZE_DEFAULT}
+        defaults: dict[str, str | int] = {"q": "", "page": 1, "size": SIZE_DEFAULT}
         parameters = {
             name: value for name, value in values.items() if value != defaults.get(name, "")
         }
@@ -105,9 +108,11 @@ def make_listing(
     query: Mapping[str, str],
     *,
     path: str,
-    text: Callable[[Row], str],
+    text: Callable[[Row], str] | None,
     sort: str,
     extra: Mapping[str, str] | None = None,
+    total: int | None = None,
+    sizes: Sequence[int] = SIZES,
 ) -> Listing[Row]:
     """The page of rows for ``query``.
 
@@ -116,19 +121,26 @@ def make_listing(
         columns: the columns.
         query: the query parameters of the request.
         path: of the page, for links.
-        text: the text of a row for the search.
+        text: the text of a row for the search; None: ``rows`` are those that match.
         sort: the default order.
         extra: further parameters that links keep.
+        total: rows before the search, if ``text`` is None.
+        sizes: numbers of rows to choose from; fewer for tables whose rows take long.
     """
     q = query.get("q", "").strip()[:_MAX_Q_LENGTH]
-    matching = [row for row in rows if matches(q, text(row))] if q else list(rows)
+    problem = ""
+    try:
+        found = make_matcher(q)
+        matching = [row for row in rows if not (q and text) or found(text(row))]
+    except BadSearchError as error:
+        matching, problem = [], str(error)
     by_name = {column.name: column.key for column in columns if column.key is not None}
     order = query.get("sort", sort)
     if order.removeprefix("-") not in by_name:
         order = sort
     matching = _sorted(matching, by_name[order.removeprefix("-")], down=order.startswith("-"))
-    size = _number(query.get("size", ""), _SIZE_DEFAULT)
-    size = size if size in SIZES else _SIZE_DEFAULT
+    size = _number(query.get("size", ""), SIZE_DEFAULT)
+    size = size if size in sizes else SIZE_DEFAULT
     pages = max(-(-len(matching) // size), 1)
     page = min(max(_number(query.get("page", ""), 1), 1), pages)
     return Listing(
@@ -140,16 +152,13 @@ def make_listing(
         page=page,
         pages=pages,
         size=size,
-        total=len(rows),
+        total=len(rows) if total is None else total,
         found=len(matching),
         extra={name: value for name, value in (extra or {}).items() if value},
+        matching=matching,
+        sizes=sizes,
+        problem=problem,
     )
-
-
-def matches(q: str, text: str) -> bool:
-    """Whether ``text`` contains all words of ``q``, in any case."""
-    lowered = text.lower()
-    return all(word in lowered for word in q.lower().split())
 
 
 def _sorted(rows: list[Row], key: Callable[[Row], Any], *, down: bool) -> list[Row]:
@@ -160,126 +169,3 @@ def _sorted(rows: list[Row], key: Callable[[Row], Any], *, down: bool) -> list[R
 
 def _number(text: str, default: int) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else default
-
-
-_SAFE_LINKS: Final = ("http://", "https://")
-
-
-@dataclass(frozen=True, slots=True)
-class Tag:
-    """A property of a connection; ``link`` is the URL of a page about it, or ""."""
-
-    text: str
-    title: str = ""
-    link: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ClientRow:
-    """A client, its node, and its channel."""
-
-    client: ClientStats
-    node: str
-    hostname: str
-    now_s: float
-    topic: str = ""
-    channel: str = ""
-
-    @property
-    def connected_s(self) -> float | None:
-        """Time since it connected, in whole seconds."""
-        if not self.client.connect_ts:
-            return None
-        return max(int(self.now_s) - self.client.connect_ts, 0)
-
-    @property
-    def tags(self) -> list[Tag]:
-        """The properties of the connection."""
-        client, tags = self.client, list[Tag]()
-        if client.sample_rate > 0:
-            tags.append(Tag(f"Sampled {client.sample_rate} %"))
-        if client.tls:
-            cipher = ", ".join(
-                part
-                for part in (
-                    client.tls_version,
-                    client.tls_cipher_suite,
-                    client.tls_negotiated_protocol,
-                )
-                if part
-            )
-            tags.append(Tag("TLS", cipher))
-        if client.deflate:
-            tags.append(Tag("Deflate"))
-        if client.snappy:
-            tags.append(Tag("Snappy"))
-        if client.authed:
-            # Only http and https: an auth server may send anything.
-            url = client.auth_identity_url
-            link = url if url.lower().startswith(_SAFE_LINKS) else ""
-            tags.append(Tag(client.auth_identity or "Authenticated", "authenticated", link))
-        return tags
-
-    @property
-    def text(self) -> str:
-        """The text for the search."""
-        client = self.client
-        parts = (client.remote_address, client.client_id, client.hostname, client.user_agent)
-        more = (client.auth_identity, self.node, self.hostname, self.topic, self.channel)
-        return " ".join([*parts, *more, *(tag.text for tag in self.tags)])
-
-
-_NAME: Final = Column[ClientRow](
-    "client", "Client", lambda row: row.client.remote_address, is_number=False
-)
-_AGENT: Final = Column[ClientRow](
-    "agent", "User agent", lambda row: row.client.user_agent, is_number=False
-)
-_TAGS: Final = Column[ClientRow]("attributes", "Attributes", None, is_number=False)
-_NODE: Final = Column[ClientRow]("node", "Node", lambda row: row.node, is_number=False)
-_WHERE: Final = Column[ClientRow](
-    "where", "Channel", lambda row: (row.topic, row.channel), is_number=False
-)
-_FIGURES: Final[Sequence[Column[ClientRow]]] = (
-    Column("in_flight", "In flight", lambda row: row.client.in_flight_count),
-    Column("ready", "Ready", lambda row: row.client.ready_count),
-    Column("finished", "Finished", lambda row: row.client.finish_count),
-    Column("requeued", "Requeued", lambda row: row.client.requeue_count),
-    Column("messages", "Messages", lambda row: row.client.message_count),
-    Column("connected", "Connected", lambda row: row.connected_s),
-)
-_OF_CHANNEL: Final = (_NAME, _AGENT, _TAGS, _NODE, *_FIGURES)
-_OF_NODE: Final = (_NAME, _WHERE, _AGENT, _TAGS, *_FIGURES)
-
-
-def clients_listing(
-    clients: Iterable[tuple[str, str, str, str, ClientStats]],
-    query: Mapping[str, str],
-    path: str,
-    *,
-    of_node: bool = False,
-    extra: Mapping[str, str] | None = None,
-) -> Listing[ClientRow]:
-    """A page of clients.
-
-    Args:
-        clients: node, host name, topic, channel and the client.
-        query: of the request.
-        path: of the page.
-        of_node: whether the table is on a node's page: it has the channel instead of the node.
-        extra: parameters that links keep.
-    """
-    now_s = time.time()
-    rows = [
-        ClientRow(client, node, hostname, now_s, topic, channel)
-        for node, hostname, topic, channel, client in clients
-    ]
-    return make_listing(
-        rows,
-        _OF_NODE if of_node else _OF_CHANNEL,
-        query,
-        path=path,
-        text=lambda row: row.text,
-        sort="client",
-        extra=extra,
-    )

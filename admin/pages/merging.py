@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from admin.cluster.shapes import ChannelStats, ClientStats, Latency, NodeStats, Producer
 from admin.upstream import UpstreamError
+from admin.watch.node import Counted, total_held
 
 __all__ = ["ClusterView", "QueueMetrics", "channel_view", "topic_view"]
 
@@ -27,8 +28,8 @@ class QueueMetrics:
 
     ``name`` is of a channel, ``node`` and ``hostname`` of a node; ``error``: why it did not answer.
     Then ``last_seen_s`` is its last answer (seconds since 1970), and ``last_held`` the number of
-    messages at that time; None if unknown. ``latencies`` are in nanoseconds, one for each of
-    `ClusterView.quantiles`.
+    messages at that time; None if unknown. ``is_old``: the figures are of that answer.
+    ``latencies`` are in nanoseconds, one for each of `ClusterView.quantiles`.
     """
 
     name: str = ""
@@ -37,6 +38,7 @@ class QueueMetrics:
     error: str = ""
     last_seen_s: float | None = None
     last_held: int | None = None
+    is_old: bool = False
     depth: int = 0
     backend_depth: int = 0
     in_flight: int = 0
@@ -55,6 +57,22 @@ class QueueMetrics:
     @property
     def memory_depth(self) -> int:
         return self.depth - self.backend_depth
+
+    def note_last(self, at_s: float, figures: Mapping[str, Counted], channel: str = "") -> None:
+        """Take over what a silent node had of the topic, or of its channel, when it answered.
+
+        ``figures`` are by channel; ``""`` is the topic itself.
+        """
+        last = figures.get(channel)
+        self.last_seen_s = at_s
+        self.is_old = last is not None
+        self.last_held = (last.held if last else 0) if channel else total_held(figures)
+        if last is not None:
+            self.depth, self.backend_depth = last.depth, last.backend_depth
+            self.in_flight, self.clients = last.in_flight, last.clients
+            self.deferred = max(0, last.held - last.depth - last.in_flight)
+            self.messages, self.requeues = last.messages, last.requeues
+            self.timeouts, self.channels = last.timeouts, len(figures) - 1
 
 
 @dataclass(slots=True)

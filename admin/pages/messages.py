@@ -1,48 +1,69 @@
-"""Pages about messages: peek at those of a queue, and publish one."""
+"""The message browser: messages of a queue or a log over all nodes, without consuming them."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import re
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
-import trio
-from msgspec import Struct
 from quart import Response
 
 from admin.access.cross_site import form
-from admin.cluster.queries import AllFailed, url_of
-from admin.pages.bodies import FORMATS, BadBodyError, display_body, parse_body
-from admin.pages.format import duration_s, number
+from admin.cluster.queries import url_of
+from admin.pages.bodies import VIEWS, body_bytes, display_body
+from admin.pages.format import duration_s
+from admin.pages.peeking import PeekSupport
+from admin.pages.scan import (
+    BadWishError,
+    Found,
+    Place,
+    Source,
+    Wish,
+    get_page,
+    parse_time,
+    scan,
+)
+from admin.pages.settings import SettingsQueries
 from admin.pages.shared_queries import nodes_of_topic
 from admin.pages.site import Site, arguments
-from admin.upstream import Upstream, UpstreamError
+from admin.pages.wording import plural
+from admin.upstream import NodeWarning, UpstreamError
 from trionsq.web.app import Endpoint
 from trionsq.web.protocol import HttpError
 
-__all__ = ["MessagePages", "PeekSupport", "message_rows"]
+__all__ = ["MessageFinder", "MessagePages", "message_rows", "topic_of"]
 
 _LIMITS: Final = (10, 25, 50, 100)
-_MAX_BODY_BYTES: Final = 512 * 1024
-_MAX_OFFSET: Final = 10**12
-_MAX_DEFER_MS: Final = 3_600_000
-_STATES: Final = (("queued", "Queued"), ("in_flight", "In flight"), ("deferred", "Deferred"))
-
-
-class PeekPage(Struct):
-    """The answer of our nsqd to /topic/peek and /channel/peek; see docs/peek.md."""
-
-    messages: list[dict[str, Any]] | None = None
-    counts: dict[str, int] | None = None
-    order: str = ""
-    more: bool = False
-    trouble: str | None = None
+_STATES: Final = (
+    ("queued", "Waiting"),
+    ("in_flight", "In flight"),
+    ("deferred", "Deferred"),
+    ("log", "All in the log"),
+)
+# By verb: the state of the message, the path of nsqd, and what is said afterwards.
+_VERBS: Final = {
+    "requeue": ("in_flight", "/channel/requeue", "Requeued"),
+    "finish": ("in_flight", "/channel/finish", "Finished"),
+    "cancel": ("deferred", "/channel/deferred/cancel", "Cancelled"),
+}
+_WISHES: Final = ("text", "json", "since", "until", "attempts")
+# The largest body that is sent on; more than nsqd shows is cut.
+_MAX_BODY_BYTES: Final = 4 * 1024 * 1024
+_ID: Final = re.compile(r"[0-9A-Za-z]{1,32}")
+# A message moves forward while others are consumed; it is looked for so far before its place.
+_LOOK_BACK: Final = 900
+_LOOK_PAGE: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class MessageRow:
-    """A message on the page; ``published_s`` in seconds since 1970."""
+    """A message on the page; ``published_s`` in seconds since 1970; ``query`` finds it again.
+
+    ``due``: when it is delivered if it is deferred, in nanoseconds; "" if it is not.
+    """
 
     id: str
     published_s: float | None
@@ -53,25 +74,36 @@ class MessageRow:
     body: str
     cut: str
     more: str
+    node: str
+    due: str
+    query: Mapping[str, str]
 
 
-def message_rows(messages: Iterable[Mapping[str, Any]]) -> list[MessageRow]:
-    """Messages from a node as rows; invalid values are left out. Pure."""
+def message_rows(
+    messages: Iterable[tuple[str, int | None, Mapping[str, Any]]], view: str = "pretty"
+) -> list[MessageRow]:
+    """Messages, each with its node and offset, as rows; invalid values are left out. Pure."""
     rows = []
-    for message in messages:
-        body = display_body(message)
+    for node, offset, message in messages:
+        body = display_body(message, view)
         stamp_ns = _whole(message.get("timestamp"))
+        id_ = str(message.get("id", ""))[:64]
+        sequence = _whole(message.get("sequence"))
+        place = {"offset": str(offset)} if offset is not None else {"sequence": str(sequence)}
         rows.append(
             MessageRow(
-                id=str(message.get("id", ""))[:64],
+                id=id_,
                 published_s=None if stamp_ns is None else stamp_ns / 1e9,
                 attempts=_whole(message.get("attempts")),
-                where=str(message.get("where", ""))[:20],
+                where=str(message.get("where", ""))[:40],
                 size=_whole(message.get("body_size")),
                 kind=body.kind,
                 body=body.text,
                 cut=body.cut,
                 more=_more(message),
+                node=node,
+                due=str(_whole(message.get("due")) or ""),
+                query={"node": node, "id": id_, **place},
             )
         )
     return rows
@@ -81,9 +113,10 @@ def _more(message: Mapping[str, Any]) -> str:
     parts = []
     due_s, deadline_s = message.get("due_in_seconds"), message.get("deadline_in_seconds")
     if isinstance(due_s, int | float):
-        parts.append(f"due in {duration_s(due_s)}")
+        parts.append(f"due in {duration_s(due_s)}" if due_s > 0 else "due now")
     if isinstance(deadline_s, int | float):
-        parts.append(f"times out in {duration_s(deadline_s)}")
+        left = f"times out in {duration_s(deadline_s)}" if deadline_s > 0 else "times out now"
+        parts.append(left)
     if "client" in message:
         client = message["client"]
         name = client.get("remote_address") if isinstance(client, dict) else None
@@ -96,171 +129,238 @@ def _whole(value: object) -> int | None:
 
 
 class MessagePages:
-    """GET /peek, GET /publish and POST /do/publish."""
+    """GET /peek, GET /message and POST /do/message."""
 
-    def __init__(self, site: Site, peekers: PeekSupport) -> None:
+    def __init__(self, site: Site, peekers: PeekSupport, settings: SettingsQueries) -> None:
         self._site = site
         self._peekers = peekers
-        self._cluster = site.dashboard.cluster
+        self._settings = settings
         self._upstream = site.dashboard.upstream
+        self._finder = MessageFinder(site)
 
     def endpoints(self) -> Iterable[Endpoint]:
         """The paths."""
         return [
             ("GET", "/peek", self.peek),
-            ("GET", "/publish", self.publish_form),
-            ("POST", "/do/publish", self.publish),
+            ("GET", "/message", self.download),
+            ("POST", "/do/message", self.act),
         ]
 
     async def peek(self) -> Response:
-        """GET /peek: ``topic``, maybe ``channel``, ``node``, ``state``, ``offset``, ``limit``."""
+        """GET /peek: ``topic``, maybe ``channel``, ``node``, ``state``, ``limit``, ``view``.
+
+        ``text``, ``json``, ``since``, ``until`` and ``attempts`` search; ``from`` and ``at`` are
+        where to go on.
+        """
         query = arguments()
-        topic, channel = _topic(query), query.get("channel", "")
-        nodes, warnings, error = await self._nodes(topic)
-        chosen_node = query.get("node", "")
-        node = chosen_node if chosen_node in nodes else await self._first_that_can(nodes)
-        states = dict(_STATES) if channel else {"queued": "Queued"}
-        state = query.get("state", "")
-        state = state if state in states else "queued"
-        limit = _number(query.get("limit", ""), _LIMITS[0])
-        limit = limit if limit in _LIMITS else _LIMITS[0]
-        offset = min(_number(query.get("offset", ""), 0), _MAX_OFFSET)
-        page = None
-        if node:
-            try:
-                page = await self._peek_messages(node, topic, channel, state, offset, limit)
-            except UpstreamError as failure:
-                error = _why(node, failure)
-
-        def link(to: int) -> str:
-            parameters = {"topic": topic, "channel": channel, "node": node, "state": state}
-            return self._site.url("peek", **parameters, limit=str(limit), offset=str(max(to, 0)))
-
-        rows = message_rows((page.messages or ())[:limit]) if page else []
+        topic, channel = topic_of(query), query.get("channel", "")
+        known = await nodes_of_topic(self._site.dashboard, topic)
+        every = sorted(producer.node for producer in known.producers)
+        nodes = [node for node in every if await self._peekers.can_peek(node)]
+        chosen = query.get("node", "") if query.get("node", "") in nodes else ""
+        walked = [chosen] if chosen else nodes
+        has_log = bool(nodes) and await self._has_log(nodes, topic)
+        states = dict(_STATES) if channel else {"queued": "Waiting", "log": "All in the log"}
+        if not has_log:
+            del states["log"]
+        state = query.get("state", "") if query.get("state", "") in states else "queued"
+        limit = _choice(query.get("limit", ""), _LIMITS)
+        view = query.get("view", "") if query.get("view", "") in dict(VIEWS) else "pretty"
+        found, error = Found(), known.error
+        place = Place(bisect_left(walked, query.get("from", "")), query.get("at", "")[:200])
+        try:
+            source, wish = self._source(topic, channel, state, query)
+            found = await scan(self._upstream, walked, source, wish, place, limit)
+        except BadWishError as problem:
+            error = str(problem)
+        kept = {"topic": topic, "channel": channel, "node": chosen, "state": state}
+        kept |= {"limit": str(limit), "view": view}
+        kept |= {name: query.get(name, "") for name in _WISHES}
+        after = ""
+        if (following := found.next) is not None:
+            more = {"from": walked[following.node], "at": following.at}
+            after = self._site.url("peek", **(kept | more))
+        here = {name: query.get(name, "") for name in ("from", "at")}
+        links = [
+            (name, text, self._site.url("peek", **(kept | here | {"view": name})))
+            for name, text in VIEWS
+        ]
+        totals = [counts.get(state, 0) for counts in found.counts.values()]
         return self._site.page(
             "peek.html",
-            f"Peek at {channel or topic}",
+            f"Messages of {channel or topic}",
             "topics",
             topic=topic,
             channel=channel,
             nodes=nodes,
-            node=node,
+            unable=[node for node in every if node not in nodes],
+            node=chosen,
             state=state,
-            state_name=states[state],
-            states=_STATES,
+            states=states,
             limit=limit,
             limits=_LIMITS,
-            offset=offset,
-            page=_with_counts(page),
-            messages=rows,
-            before=link(offset - limit),
-            after=link(offset + len(rows)),
-            warnings=warnings,
+            view=view,
+            views=links,
+            wishes={name: query.get(name, "") for name in _WISHES},
+            is_search=any(query.get(name) for name in _WISHES),
+            is_first=not (query.get("from") or query.get("at")),
+            found=found,
+            total=sum(totals) if state != "log" else None,
+            progress=_progress(found, walked),
+            messages=message_rows(found.messages, view),
+            first=self._site.url("peek", **kept),
+            after=after,
+            warnings=[*known.warnings, *map(_problem_text, found.problems)],
             error=error,
         )
 
-    async def _peek_messages(
-        self, node: str, topic: str, channel: str, state: str, offset: int, limit: int
-    ) -> PeekPage:
-        query = {"topic": topic, "limit": str(limit), "offset": str(offset)}
-        query |= {"channel": channel, "state": state} if channel else {}
-        path = "/channel/peek" if channel else "/topic/peek"
-        return await self._upstream.get_json(url_of(node, path, **query), PeekPage)
+    def _source(
+        self, topic: str, channel: str, state: str, query: Mapping[str, str]
+    ) -> tuple[Source, Wish]:
+        """Raises BadWishError."""
+        wish = Wish.parse(query)
+        if state != "log":
+            return Source(topic, channel, state), wish
+        # The log finds times by itself.
+        times = [_position(query.get(name, "")) for name in ("since", "until")]
+        return Source(topic, "", state, *times), wish
 
-    async def _first_that_can(self, nodes: Sequence[str]) -> str:
-        for node in nodes[:20]:
-            if await self._peekers.can_peek(node):
-                return node
-        return nodes[0] if nodes else ""
+    async def _has_log(self, nodes: Sequence[str], topic: str) -> bool:
+        stored = await self._settings.of_topic(nodes, topic)
+        return any(each.storage == "log" for each in stored.values())
 
-    async def publish_form(self) -> Response:
-        """GET /publish: ``topic``."""
-        return await self._form(_topic(arguments()))
+    async def download(self) -> Response:
+        """GET /message: the body of one message, as it is."""
+        query = arguments()
+        message = await self._finder.find(query)
+        if message is None:
+            raise HttpError(404, "MESSAGE_NOT_FOUND")
+        response = Response(body_bytes(message))
+        response.headers["Content-Type"] = "application/octet-stream"
+        name = f"{topic_of(query)}-{query.get('id', '')}"
+        safe = re.sub(r"[^0-9A-Za-z._-]", "_", name)
+        response.headers["Content-Disposition"] = f'attachment; filename="{safe}"'
+        response.headers["Content-Security-Policy"] = "default-src 'none'; sandbox"
+        return response
 
-    async def _form(
-        self, topic: str, values: Mapping[str, str] | None = None, problem: str = ""
-    ) -> Response:
-        values = values or {}
-        nodes, warnings, error = await self._nodes(topic)
-        return self._site.page(
-            "publish.html",
-            f"Publish to {topic}",
-            "topics",
-            topic=topic,
-            nodes=nodes,
-            node=values.get("node", ""),
-            body=values.get("body", ""),
-            format=values.get("format", "text"),
-            defer=values.get("defer", "0"),
-            formats=FORMATS,
-            warnings=warnings,
-            error=problem or error,
-        )
+    async def act(self) -> Response:
+        """POST /do/message: ``verb`` for one message.
 
-    async def publish(self) -> Response:
-        """POST /do/publish: ``topic``, ``node``, ``body``, ``format``, ``defer`` (ms)."""
+        In flight: requeue, or finish by an admin; deferred: cancel by an admin, with ``due``.
+        """
         fields = await form()
-        topic, node = _topic(fields), fields.get("node", "")
-        nodes, _, _ = await self._nodes(topic)
-        if node not in nodes:
-            return await self._form(topic, fields, "This node does not exist any more.")
+        verb, id_ = fields.get("verb", ""), fields.get("id", "")
+        topic, channel, node = topic_of(fields), fields.get("channel", ""), fields.get("node", "")
+        if verb not in _VERBS or not _ID.fullmatch(id_):
+            raise HttpError(400, "INVALID_ACTION")
+        if verb != "requeue" and not self._site.may("admin"):
+            raise HttpError(403, "FORBIDDEN")
+        state, route, done = _VERBS[verb]
+        path = self._site.url("peek", topic=topic, channel=channel, node=node, state=state)
+        record = self._site.dashboard.access.record_action
+        known = await nodes_of_topic(self._site.dashboard, topic)
+        if node not in [producer.node for producer in known.producers]:
+            record(f"{verb}_message", topic=topic, channel=channel, note=id_)
+            return self._site.done(path, ["Nothing was done: the node does not have it."], "bad")
+        due = {"due": fields.get("due", "")[:20]} if verb == "cancel" else {}
+        url = url_of(node, route, topic=topic, channel=channel, id=id_, **due)
         try:
-            body = parse_body(fields.get("body", ""), fields.get("format", "text"))
-        except BadBodyError as error:
-            return await self._form(topic, fields, str(error))
-        if not 0 < len(body) <= _MAX_BODY_BYTES:
-            text = f"The message must have 1 to {_MAX_BODY_BYTES:,} bytes."
-            return await self._form(topic, fields, text)
-        defer_ms = min(_number(fields.get("defer", ""), 0), _MAX_DEFER_MS)
-        query = {"topic": topic, **({"defer": str(defer_ms)} if defer_ms else {})}
-        path, failed = self._site.url("topics", topic), None
-        try:
-            await self._upstream.post(url_of(node, "/pub", **query), body)
+            await self._upstream.post(url)
         except UpstreamError as failure:
-            failed = failure
-        note = str(failed or f"{len(body)} bytes to {node}")
-        self._site.dashboard.access.record_action("publish", topic=topic, note=note)
-        if failed is not None and failed.may_have_happened:
-            advice = "The message may have been published. Check the topic before you try again."
-            return self._site.done(path, [advice, str(failed)], "bad")
-        if failed is not None:
-            return self._site.done(path, [f"Not published: {failed}"], "bad")
-        later = f", deferred by {duration_s(defer_ms / 1000)}" if defer_ms else ""
-        text = (
-            f"Published {number(len(body))} byte{'' if len(body) == 1 else 's'} to {node}{later}."
-        )
-        return self._site.done(path, [text])
+            note = f"{id_}: {failure}"
+            record(f"{verb}_message", topic=topic, channel=channel, node=node, note=note)
+            text = (
+                "It is not there any more."
+                if "MESSAGE_NOT_" in str(failure)
+                else NodeWarning(failure)
+            )
+            return self._site.done(path, ["Nothing was done.", text], "bad")
+        record(f"{verb}_message", topic=topic, channel=channel, node=node, note=id_)
+        return self._site.done(path, [f"{done} message {id_}."])
 
-    async def _nodes(self, topic: str) -> tuple[list[str], list[str], str]:
-        """The nodes of the topic, else all nodes; warnings; an error if there are none."""
-        result = await nodes_of_topic(self._site.dashboard, topic)
-        if result.error:
-            return [], [], result.error
-        if result.producers:
-            return [node.node for node in result.producers], result.warnings, ""
-        # A topic that does not exist yet can be published to any node.
+
+class MessageFinder:
+    """Finds a message again that a page has shown."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._upstream = site.dashboard.upstream
+
+    async def find(self, query: Mapping[str, str]) -> dict[str, Any] | None:
+        """The message of the parameters of a `MessageRow.query`; None: it is there no more.
+
+        Raises HttpError: there is no such node, or it does not answer.
+        """
+        topic, node, id_ = topic_of(query), query.get("node", ""), query.get("id", "")
+        known = await nodes_of_topic(self._site.dashboard, topic)
+        if node not in [producer.node for producer in known.producers]:
+            raise HttpError(404, "NODE_NOT_FOUND")
+        channel = query.get("channel", "")
         try:
-            everyone = await self._cluster.nodes()
-        except AllFailed as failure:
-            return [], [], str(failure)
-        return [node.node for node in everyone.value], everyone.warnings, ""
+            if (sequence := query.get("sequence", "")).isdigit():
+                return await self._find_in_log(node, topic, sequence, id_)
+            state = query.get("state", "queued") if channel else "queued"
+            source = Source(topic, channel, state)
+            place = Place(0, query.get("offset", ""))
+            start = max(place.offset - _LOOK_BACK, 0)
+            # First where it was, then before that, with the bodies cut short.
+            for offset, size, most in (
+                (place.offset, 1, _MAX_BODY_BYTES),
+                (start, _LOOK_PAGE, _LOOK_PAGE),
+            ):
+                page = await get_page(self._upstream, node, source, offset, size, most)
+                for number, message in enumerate(page.messages or ()):
+                    if message.get("id") != id_:
+                        continue
+                    if size > 1:
+                        at = offset + number
+                        whole = await get_page(self._upstream, node, source, at, 1, _MAX_BODY_BYTES)
+                        message = next(iter(whole.messages or ()), message)
+                    return message if message.get("id") == id_ else None
+        except UpstreamError as error:
+            raise HttpError(502, "UPSTREAM_ERROR") from error
+        return None
+
+    async def _find_in_log(
+        self, node: str, topic: str, sequence: str, id_: str
+    ) -> dict[str, Any] | None:
+        source = Source(topic, "", "log", since=sequence[:19])
+        found = await scan(self._upstream, [node], source, Wish(), Place(), 1)
+        message = found.messages[0][2] if found.messages else {}
+        return message if message.get("id") == id_ else None
 
 
-def _with_counts(page: PeekPage | None) -> PeekPage | None:
-    if page is not None and page.counts is None:
-        page.counts = {}
-    return page
+def _problem_text(problem: UpstreamError | str) -> str:
+    if isinstance(problem, str):
+        return problem
+    text = str(problem)
+    if "OFFSET_TOO_FAR" in text:
+        return f"{problem.node}: so far back nsqd does not look. Its other messages are left out."
+    return NodeWarning(problem)
 
 
-def _why(node: str, failure: UpstreamError) -> str:
-    if failure.status != 404:
-        return str(failure)
-    if "NOT_FOUND" in str(failure) and ("TOPIC_" in str(failure) or "CHANNEL_" in str(failure)):
-        return f"{node} does not have this topic or channel."
-    return f"{node} can't show messages: it is an original nsqd, which has no /topic/peek."
+def _progress(found: Found, nodes: Sequence[str]) -> str:
+    """What a search has looked at."""
+    text = f"Looked at {plural(found.scanned, 'message')}"
+    if found.next is None:
+        return f"{text}: that is all."
+    at = nodes[found.next.node]
+    return f"{text}; there are more, on {at}" + (
+        f" and {plural(len(nodes) - found.next.node - 1, 'other node')}."
+        if found.next.node + 1 < len(nodes)
+        else "."
+    )
 
 
-def _topic(parameters: Mapping[str, str]) -> str:
+def _position(text: str) -> str:
+    """A time of a form as a position in a log. Raises BadWishError."""
+    moment_s = parse_time(text)
+    if moment_s is None:
+        return ""
+    return datetime.fromtimestamp(moment_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def topic_of(parameters: Mapping[str, str]) -> str:
     """The topic of a request. Raises HttpError: none."""
     topic = parameters.get("topic", "")
     if not topic:
@@ -268,56 +368,6 @@ def _topic(parameters: Mapping[str, str]) -> str:
     return topic
 
 
-def _number(text: str, default: int) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 14 else default
-
-
-_KEPT_S: Final = 300.0
-_MAX_NODES: Final = 2000
-_WAIT_S: Final = 1.0
-
-
-class PeekSupport:
-    """Which nodes can show messages without consuming them: ours can, the original nsqd can't.
-
-    Each node is asked once in five minutes.
-    """
-
-    def __init__(self, upstream: Upstream) -> None:
-        self._upstream = upstream
-        # By node: whether it can, and until when that is valid.
-        self._known: OrderedDict[str, tuple[bool, float]] = OrderedDict()
-
-    async def why_not(self, nodes: Sequence[str]) -> str:
-        """Why no node of ``nodes`` can show messages; "" if one can."""
-        if nodes and await self.can_peek(nodes[0]):
-            return ""  # usually all nodes are alike
-        answers: list[bool] = []
-
-        async def ask(node: str) -> None:
-            answers.append(await self.can_peek(node))
-
-        async with trio.open_nursery() as nursery:
-            for node in nodes[1:]:
-                nursery.start_soon(ask, node)
-        if any(answers):
-            return ""
-        return "These nodes can't show messages: the original nsqd has no /topic/peek."
-
-    async def can_peek(self, node: str) -> bool:
-        """Whether a node has /topic/peek; False if it does not answer within a second."""
-        known, until_s = self._known.get(node, (False, -1.0))
-        if trio.current_time() < until_s:
-            return known
-        try:
-            await self._upstream.get_bytes(url_of(node, "/topic/peek"), timeout_s=_WAIT_S)
-            can = True
-        except UpstreamError as error:
-            # 400: the topic is missing; 404: there is no such path.
-            can = error.status == 400
-            if error.status is None:
-                return False
-        self._known[node] = can, trio.current_time() + _KEPT_S
-        if len(self._known) > _MAX_NODES:
-            self._known.popitem(last=False)
-        return can
+def _choice(text: str, choices: Sequence[int]) -> int:
+    """The number of ``choices`` that ``text`` is, else the first."""
+    return next((number for number in choices if str(number) == text), choices[0])

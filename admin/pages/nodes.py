@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -10,134 +11,27 @@ from typing import Any, Final
 import msgspec
 from quart import Response
 
+from admin.access.cross_site import form
 from admin.cluster.queries import AllFailed, QueryResult
 from admin.cluster.shapes import ChannelStats, NodeStats, Producer, TopicStats
 from admin.cluster.turns import compute, count_rows
-from admin.pages.charts import SeriesCharts
-from admin.pages.format import number, when
-from admin.pages.listing import Column, Listing, clients_listing, make_listing
+from admin.pages.clients import clients_listing
+from admin.pages.listing import Column, Listing, make_listing
+from admin.pages.node_facts import node_facts
+from admin.pages.node_list import NODE_COLUMNS, NodeEntry, last_seen, search_text
 from admin.pages.settings import NodeSettings, SettingsQueries
 from admin.pages.shared_queries import lookup_waits
 from admin.pages.site import Site, arguments
 from admin.upstream import UpstreamError
 from admin.watch.history import node_key
+from admin.watch.node import total_held
 from admin.watch.snapshot import NodeRow
 from trionsq.web.app import Endpoint
 
 __all__ = ["NodePages"]
 
-_MAX_SEARCHED: Final = 5000
 _MAX_LAST_TOPICS: Final = 200
-
-
-@dataclass(frozen=True, slots=True)
-class _NodeRow:
-    """A row of the list: a node as nsqlookupds and as the poller know it."""
-
-    producer: Producer
-    row: NodeRow | None
-
-    @property
-    def node(self) -> str:
-        return self.producer.node
-
-    @property
-    def hostname(self) -> str:
-        return self.producer.hostname
-
-    @property
-    def tcp_port(self) -> int:
-        return self.producer.tcp_port
-
-    @property
-    def http_port(self) -> int:
-        return self.producer.http_port
-
-    @property
-    def version(self) -> str:
-        return self.producer.version
-
-    @property
-    def out_of_date(self) -> bool:
-        return self.producer.out_of_date
-
-    @property
-    def lookupds(self) -> Sequence[str]:
-        return self.producer.remote_addresses or ()
-
-    @property
-    def topics(self) -> Sequence[tuple[str, bool]]:
-        """The first topics, and whether each is tombstoned."""
-        hidden = self.producer.tombstones or []
-        names = self.producer.topics or []
-        return [
-            (name, n < len(hidden) and hidden[n]) for n, name in enumerate(names[:_MAX_SEARCHED])
-        ]
-
-    @property
-    def topic_count(self) -> int:
-        return len(self.producer.topics or ())
-
-    @property
-    def last_seen(self) -> str:
-        """The last state of a silent node; "" if it answers or never did."""
-        row = self.row
-        if row is None or row.up or row.answered_s is None:
-            return ""
-        return last_seen(row)
-
-    @property
-    def kind(self) -> str:
-        row = self.row
-        if row is None or (row.up and row.health == "OK"):
-            return "warn" if row is not None and row.draining else ""
-        return "bad"
-
-    @property
-    def state(self) -> str:
-        if self.row is None:
-            return "not polled yet"
-        if not self.row.up:
-            return "does not answer"
-        if self.row.health != "OK":
-            return "not healthy"
-        return "draining" if self.row.draining else "answers"
-
-    @property
-    def reason(self) -> str:
-        if self.row is None:
-            return ""
-        return self.row.error if not self.row.up else self.row.health.removeprefix("OK")
-
-    @property
-    def depth(self) -> int | None:
-        return self.row.depth if self.row and self.row.up else None
-
-    @property
-    def clients(self) -> int | None:
-        return self.row.clients if self.row and self.row.up else None
-
-    @property
-    def rate_in(self) -> float | None:
-        return self.row.rate_in if self.row and self.row.up else None
-
-    @property
-    def rate_out(self) -> float | None:
-        return self.row.rate_out if self.row and self.row.up else None
-
-
-_COLUMNS: Final[Sequence[Column[_NodeRow]]] = (
-    Column("node", "Node", lambda row: row.node, is_number=False),
-    Column("state", "State", lambda row: (row.kind != "bad", row.state), is_number=False),
-    Column("ports", "TCP, HTTP", lambda row: (row.tcp_port, row.http_port)),
-    Column("version", "Version", lambda row: (row.out_of_date, row.version)),
-    Column("lookupds", "Lookupds", lambda row: len(row.lookupds)),
-    Column("depth", "Waiting", lambda row: row.depth),
-    Column("in", "In /s", lambda row: row.rate_in),
-    Column("out", "Out /s", lambda row: row.rate_out),
-    Column("clients", "Clients", lambda row: row.clients),
-    Column("topics", "Topics", lambda row: len(row.topics), is_number=False),
-)
+_MAX_NAME: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +42,7 @@ class _OneChannel:
 
 _TOPICS: Final[Sequence[Column[TopicStats]]] = (
     Column("name", "Topic", lambda row: row.topic_name, is_number=False),
-    Column("depth", "Waiting", lambda row: row.depth),
+    Column("depth", "Depth", lambda row: row.depth),
     Column("disk", "Memory + disk", lambda row: row.backend_depth),
     Column("held", "At channels", lambda row: _held(row)),
     Column("messages", "Messages", lambda row: row.message_count),
@@ -156,7 +50,7 @@ _TOPICS: Final[Sequence[Column[TopicStats]]] = (
 )
 _CHANNELS: Final[Sequence[Column[_OneChannel]]] = (
     Column("name", "Channel", lambda row: (row.topic, row.stats.channel_name), is_number=False),
-    Column("depth", "Waiting", lambda row: row.stats.depth),
+    Column("depth", "Depth", lambda row: row.stats.depth),
     Column("disk", "Memory + disk", lambda row: row.stats.backend_depth),
     Column("in_flight", "In flight", lambda row: row.stats.in_flight_count),
     Column("deferred", "Deferred", lambda row: row.stats.deferred_count),
@@ -190,7 +84,20 @@ class NodePages:
 
     def endpoints(self) -> Iterable[Endpoint]:
         """The paths."""
-        return [("GET", "/nodes", self.nodes), ("GET", "/nodes/<node>", self.node)]
+        return [
+            ("GET", "/nodes", self.nodes),
+            ("GET", "/nodes/<node>", self.node),
+            ("POST", "/do/forget", self.forget),
+        ]
+
+    async def forget(self) -> Response:
+        """POST /do/forget: a dead node that nobody lists is polled no more."""
+        node = (await form()).get("node", "")[:_MAX_NAME]
+        if self._poller.forget(node):
+            self._site.dashboard.operations.note_forgotten(node)
+            return self._site.done(self._site.url("nodes"), [f"Forgot {node}."])
+        text = f"{node} answers, is still registered or expected, or is not known."
+        return self._site.done(self._site.url("nodes"), [text], "bad")
 
     async def nodes(self) -> Response:
         """GET /nodes."""
@@ -202,15 +109,15 @@ class NodePages:
             error = str(failure)
         snapshot = await self._poller.current()
         rows = dict(snapshot.nodes) if snapshot else {}
-        node_rows = [_NodeRow(node, rows.pop(node.node, None)) for node in result.value]
+        node_rows = [NodeEntry(node, rows.pop(node.node, None)) for node in result.value]
         # Nodes that no nsqlookupd lists now.
-        node_rows += [_NodeRow(self._producer_of(row), row) for row in rows.values()]
+        node_rows += [NodeEntry(self._producer_of(row), row) for row in rows.values()]
         listing = make_listing(
             node_rows,
-            _COLUMNS,
+            NODE_COLUMNS,
             arguments(),
             path=self._site.url("nodes"),
-            text=_text,
+            text=search_text,
             sort="node",
         )
         return self._site.page(
@@ -231,11 +138,11 @@ class NodePages:
         show = show if show in ("channels", "clients") else "topics"
         key = ("node", node, show == "clients")
         result = await self._site.recent.get(key, lambda: self._query_node(node, show == "clients"))
-        snapshot = self._poller.snapshot
+        snapshot = await self._poller.current()
         row = snapshot.nodes.get(node) if snapshot else None
         topics = result.stats.topics or []
         rows = count_rows([result.stats])
-        drawing = SeriesCharts(self._poller.history, node_key(node))
+        drawing = self._site.charts(node_key(node), self._poller.marks.of_node(node))
         return self._site.page(
             "node.html",
             node,
@@ -249,6 +156,14 @@ class NodePages:
             is_silent=result.is_silent,
             last_seen=last_seen(row) if result.is_silent and row and row.answered_s else "",
             last_topics=self._last_topics(node) if result.is_silent else [],
+            can_forget=bool(row and not (row.up or row.registered or row.expected)),
+            facts=node_facts(row, snapshot.vitals.get(node) if snapshot else None, time.time()),
+            links=self._site.node_links(node),
+            charts=drawing.cards(
+                depth=row.depth if row and row.up else None,
+                rate_in=row.rate_in if row else None,
+                rate_out=row.rate_out if row else None,
+            ),
             chips=self._chips(node, show),
             counts=await compute(rows, lambda: _counts(topics)),
             held=_held,
@@ -335,28 +250,13 @@ class NodePages:
         topics = []
         for topic in islice(self._poller.topics_at(node), _MAX_LAST_TOPICS):
             last = self._poller.last_seen(node, topic)
-            topics.append((topic, sum(last[1].values()) if last else 0))
+            topics.append((topic, total_held(last[1]) if last else 0))
         return sorted(topics)
-
-
-def last_seen(row: NodeRow) -> str:
-    """A sentence on the last state of a silent node."""
-    figures = ((row.topics, "topic"), (row.channels, "channel"), (row.clients, "client"))
-    had = [f"{number(count)} {name}{'' if count == 1 else 's'}" for count, name in figures]
-    return (
-        f"Last seen {when(row.answered_s)} UTC with {number(row.depth)} waiting,"
-        f" {number(row.in_flight)} in flight, {', '.join(had)}."
-    )
 
 
 def _held(topic: TopicStats) -> int:
     """The depth of its channels."""
     return sum(channel.depth for channel in topic.channels or ())
-
-
-def _text(row: _NodeRow) -> str:
-    names = [name for name, _ in row.topics[:_MAX_SEARCHED]]
-    return " ".join([row.node, row.hostname, row.version, row.state, *row.lookupds, *names])
 
 
 def _counts(topics: Iterable[TopicStats]) -> dict[str, int]:

@@ -12,7 +12,7 @@ from quart import Response
 
 from admin.cluster.turns import compute
 from admin.pages import format as shown
-from admin.pages.charts import SeriesCharts, bar
+from admin.pages.drawing import bar
 from admin.pages.site import Site, arguments
 from admin.watch.history import WHOLE
 from admin.watch.snapshot import ChannelRow, NodeRow, Problem, Snapshot
@@ -106,7 +106,8 @@ class OverviewPages:
             return self._site.page(
                 "overview.html", "Overview", "overview", live=True, snapshot=None, error=""
             )
-        drawing = SeriesCharts(self._poller.history, WHOLE)
+        drawing = self._site.charts(WHOLE, self._poller.marks.all())
+        total = snapshot.total
         everything = arguments().get("problems") == "all"
         most = _MAX_PROBLEMS if everything else _PROBLEMS_SHOWN
         more = len(snapshot.problems) - _PROBLEMS_SHOWN
@@ -121,10 +122,14 @@ class OverviewPages:
             problems=snapshot.problems[:most],
             problems_more=max(more, 0),
             all_problems=everything,
-            total=snapshot.total,
+            total=total,
             sparks=drawing.sparks,
-            depth_chart=drawing.depth_chart(),
-            rate_chart=drawing.rate_chart(),
+            charts=drawing.cards(
+                depth=total.depth if total.nodes else None,
+                at_least=total.missing_nodes > 0,
+                rate_in=total.rate_in,
+                rate_out=total.rate_out,
+            ),
             ranks=await compute(len(snapshot.channels), lambda: self._ranks(snapshot)),
             nodes=_node_chips(snapshot.nodes.values()),
             counts={
@@ -147,7 +152,7 @@ class OverviewPages:
                 _ranked(channels, lambda row: float(row.messages), shown.number),
             ),
         )
-        drawing = SeriesCharts(self._poller.history, WHOLE)
+        drawing = self._site.charts(WHOLE)
         return self._site.page(
             "counter.html",
             "Counter",

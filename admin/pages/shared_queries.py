@@ -46,11 +46,13 @@ class TopicNodes:
         producers: the nodes that have the topic, or had it at their last answer.
         warnings: errors of nsqlookupds.
         error: why no nsqlookupd answered; "" if one did.
+        is_registered: whether an nsqlookupd knows the topic, with or without a node.
     """
 
     producers: list[Producer]
     warnings: list[str] = field(default_factory=list)
     error: str = ""
+    is_registered: bool = False
 
     @property
     def nobody(self) -> bool:
@@ -82,7 +84,8 @@ async def nodes_of_topic(dashboard: Dashboard, topic: str) -> TopicNodes:
         return TopicNodes(known, [str(error) for error in unheard])
     names = {producer.node for producer in registered.value}
     more = [producer for producer in known if producer.node not in names]
-    return TopicNodes([*registered.value, *more], registered.warnings)
+    known_there = bool(registered.value) or not dashboard.cluster.is_direct
+    return TopicNodes([*registered.value, *more], registered.warnings, is_registered=known_there)
 
 
 T = TypeVar("T")

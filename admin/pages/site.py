@@ -9,13 +9,14 @@ import base64
 import binascii
 import json
 import math
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 import trio
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from quart import Response, request
 
 from admin.access.cross_site import FIELD
@@ -23,8 +24,13 @@ from admin.dashboard import Dashboard, Role
 from admin.graphite import COOKIE as GRAPHS_COOKIE
 from admin.graphite import INTERVALS, GraphiteImages
 from admin.pages import format as shown
+from admin.pages.charts import RANGE_DEFAULT, RANGES, SeriesCharts
 from admin.pages.listing import SIZES
 from admin.pages.shared_queries import RecentResults
+from admin.pages.wording import plain_error, plural, visible
+from admin.watch.history import Key
+from admin.watch.marks import Mark
+from admin.watch.poller import ANSWER_WAIT_S, LATE_INTERVALS
 from trionsq import NSQ_VERSION
 
 __all__ = ["Site", "arguments", "refusal_pages"]
@@ -54,6 +60,7 @@ class Site:
             loader=PackageLoader("admin.pages"),
             autoescape=True,
             undefined=StrictUndefined,
+            finalize=_visible,
             trim_blocks=True,
             lstrip_blocks=True,
             auto_reload=False,
@@ -88,7 +95,14 @@ class Site:
         return self.dashboard.path(f"/{path}") + (f"?{urlencode(parameters)}" if parameters else "")
 
     def page(
-        self, template: str, title: str, here: str = "", *, live: bool = False, **more: Any
+        self,
+        template: str,
+        title: str,
+        here: str = "",
+        *,
+        live: bool = False,
+        status: int = 200,
+        **more: Any,
     ) -> Response:
         """A page of the frame.
 
@@ -97,6 +111,7 @@ class Site:
             title: of the window.
             here: the current entry of the navigation.
             live: whether its live part is fetched again after each poll.
+            status: of the response.
             more: values for the template.
         """
         fragment = "HX-Request" in request.headers
@@ -107,10 +122,12 @@ class Site:
             "here": here,
             "live": live,
             "direct": self.dashboard.cluster.is_direct,
+            "poll": self._poll_state(),
             **({} if fragment else self._frame(lines)),
             **more,
         }
-        response = _html_response(self._templates.get_template(template).render(values))
+        page = self._templates.get_template(template).render(values)
+        response = _html_response(page, status)
         response.headers["Cache-Control"] = "no-store"
         if self.graphs is not None and (interval := request.args.get("t")) in INTERVALS:
             response.set_cookie(
@@ -119,6 +136,48 @@ class Site:
         if lines is not None:
             response.delete_cookie(_FLASH, path=self.dashboard.base_path or "/")
         return response
+
+    def charts(self, key: Key, marks: Sequence[Mark] = ()) -> SeriesCharts:
+        """The charts of a series, for the period that the request selects."""
+        history = self.dashboard.poller.history
+        names = [name for name, span_s in RANGES.items() if span_s <= 1.5 * history.window_s]
+        name = request.args.get("range", "")
+        name = name if name in names else RANGE_DEFAULT
+        return SeriesCharts(
+            history,
+            key,
+            span_s=RANGES[name],
+            now_s=time.time(),
+            marks=marks,
+            picker=self._range_links(names, name),
+        )
+
+    def _range_links(self, names: Sequence[str], selected: str) -> Markup:
+        path, _, _ = _own_path().partition("?")
+        others = [each for each in request.args.items(multi=True) if each[0] != "range"]
+        links = [
+            Markup('<a href="{}?{}"{}>{}</a>').format(
+                path,
+                urlencode([*others, ("range", name)]),
+                Markup(' aria-current="true"') if name == selected else "",
+                name,
+            )
+            for name in names
+        ]
+        return Markup(
+            '<nav class="chips ranges" aria-label="Period of the charts">{}</nav>'
+        ).format(Markup("").join(links))
+
+    def node_links(self, node: str) -> Sequence[tuple[str, str]]:
+        """Name and URL of each link of --link, for a node (``host:port``)."""
+        host, _, port = node.rpartition(":")
+        links = []
+        for text in self.dashboard.options.link:
+            name, _, url = text.partition("=")
+            for part, value in (("{node}", node), ("{host}", host), ("{port}", port)):
+                url = url.replace(part, quote(value, safe=""))
+            links.append((name.strip(), url))
+        return links
 
     def lone(self, template: str, title: str, status: int = 200, **more: Any) -> Response:
         """A page without the frame: sign-in and errors."""
@@ -130,9 +189,12 @@ class Site:
     def done(self, path: str, lines: Iterable[str], kind: str = "good") -> Response:
         """The redirect after a form, to the page at ``path``, which shows ``lines`` once.
 
-        ``kind`` is ``good``, ``warn`` or ``bad``.
+        ``kind`` is ``good``, ``warn`` or ``bad``: nothing was done, and the audit says so.
         """
         self.recent.clear()
+        lines = [plain_error(line) for line in lines]
+        if kind == "bad":
+            self.dashboard.access.record_failure(" ".join(lines))
         response = Response(b"", 303)
         response.headers["Location"] = path
         cut = [line[:_MAX_FLASH_LINE] for line in lines][:_MAX_FLASH_LINES]
@@ -146,6 +208,20 @@ class Site:
             samesite="Lax",
         )
         return response
+
+    def _poll_state(self) -> dict[str, Any]:
+        """The state of the cluster, for the title, the icon and the age of the figures."""
+        poller = self.dashboard.poller
+        snapshot = poller.snapshot
+        severities = [each.severity for each in snapshot.problems] if snapshot else []
+        return {
+            "taken_s": snapshot.taken_s if snapshot else None,
+            "age_s": poller.age_s,
+            "is_late": poller.is_late,
+            "late_s": LATE_INTERVALS * poller.interval_s + ANSWER_WAIT_S,
+            "alarms": len(severities) - severities.count("notice"),
+            "is_critical": "critical" in severities,
+        }
 
     def _frame(self, lines: Mapping[str, object] | None) -> dict[str, Any]:
         access = self.dashboard.access
@@ -164,10 +240,14 @@ class Site:
         places = [
             ("overview", "Overview", self.url()),
             ("topics", "Topics", self.url("topics")),
+            ("clients", "Clients", self.url("clients")),
             ("nodes", "Nodes", self.url("nodes")),
+            ("policies", "Policies", self.url("policies")),
             ("counter", "Counter", self.url("counter")),
             ("lookup", "Lookup", self.url("lookup")),
         ]
+        if self.may("operator"):
+            places.insert(4, ("deadletters", "Dead letters", self.url("deadletters")))
         if self.may("admin"):
             places.append(("audit", "Audit", self.url("audit")))
         return places
@@ -222,7 +302,21 @@ def _rate(value: float | None) -> str:
     return shown.UNKNOWN if value is None or math.isnan(value) else shown.rate(value)
 
 
+def _visible(value: Any) -> Any:
+    """Nothing on a page is hidden or reordered by characters that can't be seen."""
+    return value if type(value) is not str or value.isprintable() else visible(value)
+
+
+def _exactly(text: str) -> Markup:
+    """``text`` as it is, for a field that a form sends back."""
+    return escape(text)
+
+
 _FILTERS: Final = {
+    "age": shown.age,
+    "exactly": _exactly,
+    "plain": plain_error,
+    "plural": plural,
     "number": shown.number,
     "compact": shown.compact,
     "rate": _rate,
@@ -230,6 +324,8 @@ _FILTERS: Final = {
     "duration": shown.duration_s,
     "latency": _latency,
     "when": shown.when,
+    "clock": shown.clock,
+    "since": lambda at_s: shown.since(at_s, time.time()),
     "iso": shown.iso_time,
 }
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import trio
 
-from admin.watch.node import Ages, Counters, Rates
+from admin.cluster.shapes import Latency
+from admin.watch.node import Counted, Counters, Rates
 from admin.watch.requests import ChannelMetrics, NodeMetrics, TopicMetrics
 from admin.watch.snapshot import ChannelRow, NodeRow, Row, Snapshot, TopicRow
+from admin.watch.vitals import Ages
 
 __all__ = ["Gathering"]
 
 # Topics and channels added per turn of the event loop: half a millisecond.
 _ROWS_PER_TURN: Final = 100
+# Quantiles of a latency that are kept: the highest, one in the middle, the lowest.
+_MAX_QUANTILES: Final = 3
+_MAX_SENT_QUANTILES: Final = 100
 
 
 class Gathering:
@@ -22,6 +28,8 @@ class Gathering:
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
         self._added = 0
+        # By topic and channel: the sum of latencies, and their count, by quantile.
+        self._latencies: dict[tuple[str, str], dict[float, tuple[float, int]]] = {}
 
     async def add_silent(self, row: NodeRow, counters: Counters) -> None:
         """Add a node that did not answer; its topics and channels count as missing."""
@@ -43,10 +51,10 @@ class Gathering:
 
     async def add_answer(
         self, row: NodeRow, stats: NodeMetrics, counters: Counters, now_s: float, ages: Ages | None
-    ) -> None:
+    ) -> tuple[int, int] | None:
         """Add the answer of a node, received at ``now_s`` (by the clock of ``counters``).
 
-        ``ages`` is None if the node does not report ages.
+        ``ages`` is None if the node does not report ages. Returns what `Counters.end_answer` does.
         """
         snapshot = self.snapshot
         snapshot.nodes[row.node] = row
@@ -60,11 +68,12 @@ class Gathering:
                 self._add_channel(row, topic_row, channel, counters, ages)
                 await self._give_turn()
             await self._give_turn()
-        counters.end_answer()
+        lost = counters.end_answer()
         if row.rate_in is None and counters.known:
             row.rate_in = row.rate_out = row.rate_requeue = row.rate_timeout = 0.0
         _add_sums(snapshot.total, row)
         snapshot.total.nodes += 1
+        return lost
 
     async def finish(self) -> Snapshot:
         """Complete the snapshot when all nodes were added."""
@@ -74,6 +83,10 @@ class Gathering:
                 if number % _ROWS_PER_TURN == 0:
                     await trio.lowlevel.checkpoint()
         _settle_age(self.snapshot.total)
+        for number, (key, sums) in enumerate(self._latencies.items()):
+            self.snapshot.latencies[key] = _quantiles(sums)
+            if number % _ROWS_PER_TURN == 0:
+                await trio.lowlevel.checkpoint()
         return self.snapshot
 
     async def _give_turn(self) -> None:
@@ -106,17 +119,25 @@ class Gathering:
         row.messages += metrics.message_count
         row.nbytes += metrics.message_bytes
         row.paused = row.paused or metrics.paused
-        age = _age_s(metrics.depth, ages, (name, ""))
+        self._add_latency((name, ""), metrics.e2e_processing_latency)
+        left = metrics.message_count - metrics.depth
+        age = _age_s(metrics.depth, left, ages, (name, ""))
         _add_age(row, age)
         _add_age(node, age)
         node.topics += 1
         node.depth += metrics.depth
         node.backend_depth += metrics.backend_depth
         node.messages += metrics.message_count
-        rates = counters.rates((name, ""), metrics.message_count, metrics.depth)
+        counted = Counted(
+            metrics.message_count,
+            metrics.depth,
+            depth=metrics.depth,
+            backend_depth=metrics.backend_depth,
+        )
+        rates = counters.rates((name, ""), counted)
         if rates is not None:
-            row.rate_in = (row.rate_in or 0.0) + rates[0]
-            node.rate_in = (node.rate_in or 0.0) + rates[0]
+            row.rate_in = (row.rate_in or 0.0) + rates.came
+            node.rate_in = (node.rate_in or 0.0) + rates.came
             # Outgoing messages are counted at the channels.
             _add_rates(row, _NOTHING)
             _add_rates(node, _NOTHING)
@@ -138,17 +159,31 @@ class Gathering:
         row.backend_depth += metrics.backend_depth
         row.messages += metrics.message_count
         row.paused = row.paused or metrics.paused
-        age = _age_s(metrics.depth, ages, key)
+        if metrics.depth and not metrics.client_count:
+            row.unserved_node = row.unserved_node or node.node
+            row.unserved_nodes += 1
+            row.unserved_depth += metrics.depth
+        self._add_latency(key, metrics.e2e_processing_latency)
         topic.channels_depth += metrics.depth
         node.channels += 1
         node.depth += metrics.depth
         node.backend_depth += metrics.backend_depth
         held = metrics.depth + metrics.in_flight_count + metrics.deferred_count
-        rates = counters.rates(
-            key, metrics.message_count, held, metrics.requeue_count, metrics.timeout_count
+        age = _age_s(metrics.depth, metrics.message_count - held, ages, key)
+        counted = Counted(
+            metrics.message_count,
+            held,
+            metrics.requeue_count,
+            metrics.timeout_count,
+            metrics.finish_count,
+            metrics.depth,
+            metrics.backend_depth,
+            metrics.in_flight_count,
+            metrics.client_count,
         )
+        rates = counters.rates(key, counted)
         if rates is not None:
-            row.rate_in = (row.rate_in or 0.0) + rates[0]
+            row.rate_in = (row.rate_in or 0.0) + rates.came
         for each in (row, topic, node):
             each.in_flight += metrics.in_flight_count
             each.deferred += metrics.deferred_count
@@ -161,22 +196,47 @@ class Gathering:
                 _add_rates(each, rates)
         self._added += 1
 
+    def _add_latency(self, key: tuple[str, str], latency: Latency | None) -> None:
+        if latency is None or latency.count <= 0 or not latency.percentiles:
+            return
+        sums = self._latencies.setdefault(key, {})
+        for percentile in latency.percentiles[:_MAX_SENT_QUANTILES]:
+            quantile = percentile.get("quantile", 0.0)
+            total, count = sums.get(quantile, (0.0, 0))
+            total += percentile.get("value", 0.0) * latency.count
+            sums[quantile] = total, count + latency.count
 
-_NOTHING: Final[Rates] = (0.0, 0.0, 0.0, 0.0)
+
+def _quantiles(sums: Mapping[float, tuple[float, int]]) -> list[tuple[float, float]]:
+    """The highest, the middle and the lowest quantile, with the mean of the nodes in seconds."""
+    means = [(q, total / count / 1e9) for q, (total, count) in sorted(sums.items(), reverse=True)]
+    if len(means) <= _MAX_QUANTILES:
+        return means
+    return [means[0], means[len(means) // 2], means[-1]]
+
+
+_NOTHING: Final = Rates(0.0, 0.0, 0.0, 0.0)
 
 
 def _add_rates(row: Row, rates: Rates) -> None:
     """Add all rates but the rate in."""
-    row.rate_out = (row.rate_out or 0.0) + rates[1]
-    row.rate_requeue = (row.rate_requeue or 0.0) + rates[2]
-    row.rate_timeout = (row.rate_timeout or 0.0) + rates[3]
+    row.rate_out = (row.rate_out or 0.0) + rates.finished
+    row.rate_requeue = (row.rate_requeue or 0.0) + rates.requeued
+    row.rate_timeout = (row.rate_timeout or 0.0) + rates.timed_out
+    if rates.removed is not None:
+        row.rate_removed = (row.rate_removed or 0.0) + rates.removed
 
 
-def _age_s(depth: int, ages: Ages | None, key: tuple[str, str]) -> float | None:
-    """The age for a queue; None: messages wait, and their age is not known."""
+def _age_s(depth: int, left: int, ages: Ages | None, key: tuple[str, str]) -> float | None:
+    """The age for a queue; None: messages wait, and their age is not known.
+
+    ``left`` of its messages have left it. An age is read once a minute; the message that had it
+    may be gone.
+    """
     if not depth:
         return 0.0
-    return None if ages is None else ages.get(key)
+    age = None if ages is None else ages.get(key)
+    return None if age is None or 0 < age.messages <= left else age.age_s
 
 
 def _add_age(row: Row, age_s: float | None) -> None:
@@ -196,7 +256,7 @@ def _add_sums(total: Row, row: Row) -> None:
         setattr(total, name, getattr(total, name) + getattr(row, name))
     total.timeouts += row.timeouts
     total.clients += row.clients
-    for name in ("rate_in", "rate_out", "rate_requeue", "rate_timeout"):
+    for name in ("rate_in", "rate_out", "rate_requeue", "rate_timeout", "rate_removed"):
         if (rate := getattr(row, name)) is not None:
             setattr(total, name, (getattr(total, name) or 0.0) + rate)
     if row.oldest_age_s is not None:

@@ -11,26 +11,60 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from admin.cluster.shapes import Producer
 from admin.upstream import UpstreamError
 from admin.watch.requests import NodeMetrics
-from admin.watch.snapshot import NodeRow
+from admin.watch.snapshot import NodeRow, Restart
+from admin.watch.vitals import Ages, Vitals
 
-__all__ = ["Ages", "Counters", "Rates", "WatchedNode"]
-
-Ages: TypeAlias = Mapping[tuple[str, str], float]
-"""Age of the oldest message in seconds, by topic and channel (``""``: the topic's own queue)."""
+__all__ = ["Counted", "Counters", "Rates", "WatchedNode", "total_held"]
 
 Key: TypeAlias = tuple[str, str]
-Rates: TypeAlias = tuple[float, float, float, float]
-"""In, out, requeue and timeout, in messages per second."""
 
-_Counted: TypeAlias = tuple[int, int, int, int]
-_NONE: _Counted = (0, 0, 0, 0)
+
+class Rates(NamedTuple):
+    """Messages per second.
+
+    ``finished`` are those that clients finished, ``removed`` the others that left: emptied,
+    dropped, expired or given up. An original nsqd does not tell them apart: then ``finished`` has
+    all that left, and ``removed`` is None.
+    """
+
+    came: float
+    finished: float
+    requeued: float
+    timed_out: float
+    removed: float | None = None
+
+
+class Counted(NamedTuple):
+    """The figures of a topic or channel.
+
+    ``held``: messages that wait, are in flight or deferred. ``finished`` is -1 if the node does not
+    tell it. The last four are not used for rates: pages show them if the node is silent.
+    """
+
+    messages: int = 0
+    held: int = 0
+    requeues: int = 0
+    timeouts: int = 0
+    finished: int = -1
+    depth: int = 0
+    backend_depth: int = 0
+    in_flight: int = 0
+    clients: int = 0
+
+
+_NONE = Counted()
+
+
+def total_held(figures: Mapping[str, Counted]) -> int:
+    """The messages of a topic on a node: in its queue and its channels."""
+    return sum(each.held for each in figures.values())
 
 
 class Counters:
@@ -39,13 +73,16 @@ class Counters:
     Use: `begin_answer`, then `rates` for each, then `end_answer`.
     """
 
-    def __init__(self) -> None:
-        self._last: dict[str, dict[str, _Counted]] = {}
-        self._now: dict[str, dict[str, _Counted]] = {}
+    def __init__(
+        self, last: dict[str, dict[str, Counted]] | None = None, start_time: int = 0
+    ) -> None:
+        """``last`` and ``start_time`` are of an answer that an earlier nsqadmin got."""
+        self._last: dict[str, dict[str, Counted]] = {} if last is None else last
+        self._now: dict[str, dict[str, Counted]] = {}
         self._last_s: float | None = None
         self._now_s = 0.0
         self._elapsed_s = 0.0
-        self._start_time = 0
+        self._start_time = start_time
         self._restarted = False
 
     @property
@@ -54,8 +91,8 @@ class Counters:
         return self._elapsed_s > 0
 
     @property
-    def topics(self) -> Mapping[str, object]:
-        """The topics that the node had at its last answer."""
+    def topics(self) -> Mapping[str, Mapping[str, Counted]]:
+        """The topics that the node had at its last answer. It never changes; it is replaced."""
         return self._last
 
     def held(self, topic: str) -> Mapping[str, int]:
@@ -63,55 +100,92 @@ class Counters:
 
         ``""`` is the topic itself. Empty if the node did not have the topic.
         """
-        return {name: counted[1] for name, counted in self._last.get(topic, {}).items()}
+        return {name: counted.held for name, counted in self._last.get(topic, {}).items()}
 
     def begin_answer(self, now_s: float, start_time: int) -> None:
         """Begin an answer that was received at ``now_s`` (a clock that never goes back)."""
-        self._restarted = self._last_s is not None and start_time != self._start_time
+        self._restarted = self._start_time != 0 and start_time != self._start_time
         self._start_time = start_time
         self._now_s = now_s
         self._elapsed_s = 0.0 if self._last_s is None else now_s - self._last_s
 
-    def rates(
-        self, key: Key, messages: int, held: int, requeues: int = 0, timeouts: int = 0
-    ) -> Rates | None:
-        """Rates of a topic or channel since the last answer; None if there was none.
-
-        ``held`` are the messages inside: waiting, in flight or deferred.
-        """
-        messages, requeues, timeouts = max(0, messages), max(0, requeues), max(0, timeouts)
+    def rates(self, key: Key, now: Counted) -> Rates | None:
+        """Rates of a topic or channel since the last answer; None if there was none."""
+        if now.messages < 0 or now.requeues < 0 or now.timeouts < 0:
+            now = now._replace(
+                messages=max(0, now.messages),
+                requeues=max(0, now.requeues),
+                timeouts=max(0, now.timeouts),
+            )
         topic, channel = key
-        self._now.setdefault(topic, {})[channel] = (messages, held, requeues, timeouts)
+        self._now.setdefault(topic, {})[channel] = now
         elapsed_s = self._elapsed_s
         if elapsed_s <= 0:
             return None
         last = self._last.get(topic)
         was = _NONE if last is None else last.get(channel, _NONE)
-        was_messages, was_held, was_requeues, was_timeouts = was
-        if self._restarted or messages < was_messages:
-            # Messages that it held before may be lost, so the rate out is unknown: 0.
-            return messages / elapsed_s, 0.0, requeues / elapsed_s, timeouts / elapsed_s
-        came = messages - was_messages
-        return (
+        if self._restarted or now.messages < was.messages:
+            # Messages that it held before may be lost, so what left is unknown: 0.
+            finished = max(0, now.finished) / elapsed_s
+            return Rates(
+                now.messages / elapsed_s,
+                finished,
+                now.requeues / elapsed_s,
+                now.timeouts / elapsed_s,
+                None if now.finished < 0 else 0.0,
+            )
+        came = now.messages - was.messages
+        left = max(0, came + was.held - now.held)
+        finished, removed = left, None
+        if now.finished >= 0:
+            finished = max(0, now.finished - max(0, was.finished))
+            removed = max(0, left - finished) / elapsed_s
+        return Rates(
             came / elapsed_s,
-            max(0, came + was_held - held) / elapsed_s,
-            max(0, requeues - was_requeues) / elapsed_s,
-            max(0, timeouts - was_timeouts) / elapsed_s,
+            finished / elapsed_s,
+            max(0, now.requeues - was.requeues) / elapsed_s,
+            max(0, now.timeouts - was.timeouts) / elapsed_s,
+            removed,
         )
 
-    def end_answer(self) -> None:
-        """End the answer; topics and channels that were not in it are forgotten."""
+    def end_answer(self) -> tuple[int, int] | None:
+        """End the answer; topics and channels that were not in it are forgotten.
+
+        Returns:
+            After a restart, the messages that the node held before, and how many of them it has
+            not loaded again; None if it was not restarted.
+        """
+        lost = self._losses() if self._restarted else None
         self._last, self._now = self._now, {}
         self._last_s = self._now_s
+        return lost
+
+    def _losses(self) -> tuple[int, int]:
+        held = missing = 0
+        for topic, channels in self._last.items():
+            now = self._now.get(topic, {})
+            passed_on = max((c.messages for name, c in now.items() if name), default=0)
+            for channel, was in channels.items():
+                if (channel or topic).endswith("#ephemeral") or topic.endswith("#ephemeral"):
+                    continue
+                held += was.held
+                counted = now.get(channel, _NONE)
+                left = passed_on if not channel else max(0, counted.finished)
+                loaded = counted.held + left - counted.messages
+                missing += max(0, was.held - max(0, loaded))
+        return held, missing
 
 
 @dataclass(slots=True, eq=False)
 class WatchedNode:
-    """The state of a node between polls. Times are by trio's clock."""
+    """The state of a node between polls. Times are by trio's clock, ``_wall_s`` since 1970.
+
+    ``expected``: --expect-nsqd names it. ``restart`` is the last one.
+    """
 
     producer: Producer
-    listed_s: float
     registered: bool = True
+    expected: bool = False
     counters: Counters = field(default_factory=Counters)
     answer: tuple[NodeMetrics, float] | UpstreamError | None = None
     asked_s: float | None = None
@@ -120,11 +194,18 @@ class WatchedNode:
     answered_wall_s: float | None = None
     start_time: int = 0
     answered: NodeRow | None = None
-    ages: Ages | None = None
-    ages_due_s: float = -math.inf
-    requests_ages: bool = False
+    restart: Restart | None = None
+    vitals: Vitals | None = None
+    vitals_due_s: float = -math.inf
+    requests_vitals: bool = False
+
+    @property
+    def ages(self) -> Ages | None:
+        """The ages of its messages; None: it does not tell them."""
+        return None if self.vitals is None else self.vitals.ages
 
     def row(self) -> NodeRow:
+        """A row without figures."""
         return NodeRow(
             node=self.producer.node,
             hostname=self.producer.hostname,
@@ -132,6 +213,7 @@ class WatchedNode:
             version=self.producer.version,
             out_of_date=self.producer.out_of_date,
             registered=self.registered,
+            expected=self.expected,
             answered_s=self.answered_wall_s,
         )
 
@@ -140,8 +222,25 @@ class WatchedNode:
         row = self.row()
         if self.answered is not None:
             row = msgspec.structs.replace(
-                self.answered, registered=self.registered, out_of_date=row.out_of_date
+                self.answered,
+                registered=self.registered,
+                expected=self.expected,
+                out_of_date=row.out_of_date,
             )
             row.rate_in = row.rate_out = row.rate_requeue = row.rate_timeout = None
+            row.rate_removed = None
         row.up, row.nodes, row.error = False, 0, error
         return row
+
+    def note_restart(self, lost: tuple[int, int], start_time: int) -> None:
+        """Note a restart, from what `Counters.end_answer` returned.
+
+        Messages that consumers may have finished between the last answer and the start are not
+        counted as missing, so a busy node that was restarted properly causes no alarm.
+        """
+        held, missing = lost
+        before = self.answered
+        if before is not None and before.answered_s is not None:
+            consumed = (before.rate_out or 0.0) * max(0.0, start_time - before.answered_s)
+            missing = max(0, missing - math.ceil(consumed))
+        self.restart = Restart(float(start_time), held, missing)

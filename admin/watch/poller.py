@@ -3,8 +3,7 @@
 A poll requests /stats from every nsqd, `Poller.requests_max` at a time. It ends when all have
 answered, or after `ANSWER_WAIT_S`; a later answer is part of the next poll, and the node gets no
 second request meanwhile. Nodes that did not answer the last time are waited for only briefly and
-have a request limit of their own, so that they hold up neither other nodes nor a viewer. A node
-stays in the list for `GONE_S` after nsqlookupds have forgotten it: it may have died. Without
+have a request limit of their own, so that they hold up neither other nodes nor a viewer. Without
 viewers the cluster is polled every `IDLE_EVERY_S`, so that a death at night shows in the morning.
 """
 
@@ -19,21 +18,28 @@ from typing import Final
 
 import trio
 
-from admin.cluster.queries import AllFailed, Cluster
+from admin.cluster.queries import Cluster
 from admin.cluster.shapes import Producer
+from admin.cluster.turns import compute
 from admin.options import NsqadminOptions
 from admin.upstream import UpstreamError
+from admin.watch.archive import Archive
 from admin.watch.gathering import Gathering
 from admin.watch.health import problems
 from admin.watch.history import History
-from admin.watch.node import WatchedNode
-from admin.watch.requests import request_ages, request_stats
+from admin.watch.incidents import Incidents, grouped
+from admin.watch.known import KnownNodes
+from admin.watch.marks import Mark, Marks
+from admin.watch.node import Counted, WatchedNode
+from admin.watch.requests import reason, request_stats
 from admin.watch.snapshot import Snapshot, WatchEndedError
+from admin.watch.state import StateFile
+from admin.watch.vitals import request_reading, vitals_of
 from trionsq.durations import SECOND_NS
 
 __all__ = [
-    "AGES_EVERY_S", "ANSWER_WAIT_S", "GONE_S", "IDLE_EVERY_S", "MAX_NODES", "NODES_EVERY_S",
-    "SILENT_WAIT_S", "Poller", "WatchEndedError",
+    "ANSWER_WAIT_S", "IDLE_EVERY_S", "LATE_INTERVALS", "SILENT_WAIT_S", "VITALS_EVERY_S", "Poller",
+    "WatchEndedError",
 ]  # fmt: skip
 
 log = logging.getLogger("trionsq")
@@ -42,19 +48,15 @@ ANSWER_WAIT_S: Final = 2.0
 """Maximum wait of a poll for nodes, in seconds."""
 SILENT_WAIT_S: Final = 0.25
 """The same if all missing nodes did not answer the last poll either."""
-NODES_EVERY_S: Final = 15.0
-"""Interval of requests to nsqlookupds for nodes; each poll if one failed or no node is known."""
+LATE_INTERVALS: Final = 3
+"""Intervals of polls after which a snapshot is late, in addition to `ANSWER_WAIT_S`."""
 IDLE_EVERY_S: Final = 30.0
 """Interval of polls without viewers; longer if --poll-interval is."""
-GONE_S: Final = 86_400.0
-"""Time for which a node is polled after nsqlookupds have forgotten it."""
-AGES_EVERY_S: Final = 60.0
-"""Interval of requests to a node for the ages of its messages."""
-MAX_NODES: Final = 1_000
-"""Maximum nodes that are polled; nsqlookupds may list any number."""
+VITALS_EVERY_S: Final = 60.0
+"""Interval of requests to a node for its /metrics, with the ages of its messages."""
 
-# Minimum number of nodes per poll that are asked for ages.
-_AGES_MIN: Final = 4
+# Minimum number of nodes per poll that are asked for /metrics.
+_VITALS_MIN: Final = 4
 # Share of an interval that is left between two polls, however long a poll takes.
 _REST_SHARE: Final = 0.2
 # Shares of --http-client-max-requests; the rest is for pages.
@@ -67,7 +69,11 @@ class Poller:
 
     Attributes:
         interval_s: between the beginnings of two polls.
-        history: the polls of the last hour (--history).
+        history: depths and rates of the polls (--history).
+        nodes: the nodes that are polled.
+        marks: restarts and user actions.
+        incidents: since when problems exist.
+        observers: are called with each snapshot; they must not wait.
         snapshot: of the last poll, None before the first.
         requests_max: maximum concurrent requests of the poller.
     """
@@ -94,10 +100,13 @@ class Poller:
         self._limit = trio.CapacityLimiter(max(1, int(most * _POLL_SHARE)))
         self._silent_limit = trio.CapacityLimiter(max(1, int(most * _SILENT_SHARE)))
         self.requests_max = int(self._limit.total_tokens + self._silent_limit.total_tokens)
-        self._nodes: dict[str, WatchedNode] = {}
-        self._warnings: list[str] = []
-        self._nodes_due_s = -math.inf
-        self._updating = False
+        self.nodes = KnownNodes(cluster, options.expect_nsqd)
+        self._nodes = self.nodes.by_name
+        self.marks, self.incidents = Marks(), Incidents()
+        self._state = StateFile(options.state_file, self.nodes, self.marks, self.incidents)
+        archived = f"{options.state_file}.history" if options.state_file else ""
+        self._archive = Archive(archived, self.history, wall=wall)
+        self.observers: list[Callable[[Snapshot], None]] = []
         self._news = trio.Event()
         self._viewers = 0
         self._unwatched_s = -math.inf
@@ -111,6 +120,17 @@ class Poller:
     def viewers(self) -> int:
         """Number of viewers."""
         return self._viewers
+
+    @property
+    def age_s(self) -> float | None:
+        """The age of the snapshot, in seconds; None before the first."""
+        return None if self.snapshot is None else trio.current_time() - self._published_s
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the snapshot is older than polls for a viewer let it become."""
+        age_s = self.age_s
+        return age_s is not None and age_s > LATE_INTERVALS * self.interval_s + ANSWER_WAIT_S
 
     @property
     def silent_nodes(self) -> frozenset[str]:
@@ -136,17 +156,21 @@ class Poller:
         known = self._nodes.get(node)
         return {} if known is None else known.counters.topics
 
-    def last_seen(self, node: str, topic: str) -> tuple[float, Mapping[str, int]] | None:
-        """When a node last answered (seconds since 1970), and the messages of a topic there.
+    def forget(self, node: str) -> bool:
+        """Forget a node, by name; False if it answers, is registered or expected, or unknown."""
+        return self.nodes.forget(node)
 
-        Messages by channel; ``""`` is the topic itself. None if it never answered, or did not have
+    def last_seen(self, node: str, topic: str) -> tuple[float, Mapping[str, Counted]] | None:
+        """When a node last answered (seconds since 1970), and the figures of a topic there.
+
+        They are by channel; ``""`` is the topic itself. None if it never answered, or did not have
         the topic.
         """
         known = self._nodes.get(node)
         if known is None or known.answered_wall_s is None:
             return None
-        held = known.counters.held(topic)
-        return (known.answered_wall_s, held) if held else None
+        last = known.counters.topics.get(topic)
+        return (known.answered_wall_s, last) if last else None
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -194,7 +218,11 @@ class Poller:
     async def run(self) -> None:
         """Poll until cancelled."""
         try:
+            await self._state.load()
+            await self._archive.load()
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._state.run, name="nsqadmin state file")
+                nursery.start_soon(self._archive.run, name="nsqadmin history file")
                 nursery.start_soon(self._end_in_time, name="nsqadmin end of the poller")
                 began_s = -math.inf
                 while True:
@@ -231,15 +259,16 @@ class Poller:
 
     async def _poll(self, nursery: trio.Nursery) -> None:
         began_s = trio.current_time()
-        await self._update_nodes(nursery)
+        await self.nodes.update(nursery)
         for node in self._nodes.values():
             if node.asked_s is None:
                 node.asked_s = trio.current_time()
                 name = f"nsqadmin poll of {node.producer.node}"
                 nursery.start_soon(self._request_stats, node, name=name)
-        self._choose_for_ages(nursery)
+        self._choose_for_vitals(nursery)
         sequence = self.snapshot.sequence + 1 if self.snapshot is not None else 1
-        snapshot = Snapshot(sequence, 0.0, warnings=list(self._warnings))
+        snapshot = Snapshot(sequence, 0.0, warnings=list(self.nodes.warnings))
+        snapshot.all_failed = self.nodes.all_failed
         # In an order that does not depend on the order of the answers.
         snapshot.nodes = {name: node.row() for name, node in self._nodes.items()}
         gathering = Gathering(snapshot)
@@ -248,8 +277,17 @@ class Poller:
         snapshot.taken_s = self._wall()
         snapshot.poll_s = trio.current_time() - began_s
         await self.history.add_snapshot(snapshot)
-        snapshot.problems = await problems(snapshot, self.history)
+        for name, node in self._nodes.items():
+            if node.restart is not None:
+                snapshot.restarts[name] = node.restart
+            if node.vitals is not None:
+                snapshot.vitals[name] = node.vitals
+        found = await problems(snapshot, self.history)
+        dated = await self.incidents.date(found, snapshot.taken_s)
+        snapshot.problems = await compute(len(dated), lambda: grouped(dated))
         self.snapshot = snapshot
+        for observer in self.observers:
+            observer(snapshot)
         self._published_s = trio.current_time()
         self._published.set()
         self._published = trio.Event()
@@ -280,12 +318,19 @@ class Poller:
             row = node.row()
             metrics, answered_s = answer
             if metrics.start_time != node.start_time:
-                node.start_time, node.ages, node.ages_due_s = metrics.start_time, None, -math.inf
+                node.start_time, node.vitals = metrics.start_time, None
+                node.vitals_due_s = -math.inf
             node.answered_wall_s = row.answered_s = self._wall()
-            await gathering.add_answer(row, metrics, node.counters, answered_s, node.ages)
+            counters, ages = node.counters, node.ages
+            lost = await gathering.add_answer(row, metrics, counters, answered_s, ages)
+            if lost is not None:
+                node.note_restart(lost, metrics.start_time)
+                missing = node.restart.missing if node.restart is not None else 0
+                what = f"restart of {row.node}" + (f", {missing:,} lost" if missing else "")
+                self.marks.add(Mark(row.answered_s, what, node=row.node))
             node.answered = row
         else:
-            await gathering.add_silent(node.silent_row(str(answer)), node.counters)
+            await gathering.add_silent(node.silent_row(reason(answer)), node.counters)
 
     async def _request_stats(self, node: WatchedNode) -> None:
         """Request /stats from a node; the result or error becomes its ``answer``."""
@@ -304,89 +349,51 @@ class Poller:
         silent = isinstance(node.answer, UpstreamError)
         if silent and not node.silent:
             log.warning("%s does not answer: %s", name, node.answer)
+            self.marks.add(Mark(self._wall(), f"{name} does not answer", node=name))
         elif node.silent and not silent:
             log.info("%s answers again", name)
-        node.silent, node.error, node.asked_s = silent, str(node.answer) if silent else "", None
+            self.marks.add(Mark(self._wall(), f"{name} answers again", node=name))
+        node.silent, node.error, node.asked_s = silent, reason(node.answer) if silent else "", None
         self._news.set()
 
-    def _choose_for_ages(self, nursery: trio.Nursery) -> None:
-        """Start requests for ages; a few per poll, because such an answer is long."""
+    def _choose_for_vitals(self, nursery: trio.Nursery) -> None:
+        """Start requests for /metrics; a few per poll, because such an answer is long."""
         now_s = trio.current_time()
-        count = max(_AGES_MIN, math.ceil(len(self._nodes) * self.interval_s / AGES_EVERY_S))
+        count = max(_VITALS_MIN, math.ceil(len(self._nodes) * self.interval_s / VITALS_EVERY_S))
         due = [
             node
             for node in self._nodes.values()
-            if node.ages_due_s <= now_s and not node.silent and not node.requests_ages
+            if node.vitals_due_s <= now_s
+            # Answered once, so that its readings are of one run.
+            and node.start_time
+            and not node.silent
+            and not node.requests_vitals
         ]
-        due.sort(key=lambda node: node.ages_due_s)
+        due.sort(key=lambda node: node.vitals_due_s)
         for node in due[:count]:
-            node.requests_ages = True
-            name = f"nsqadmin poll of ages of {node.producer.node}"
-            nursery.start_soon(self._request_ages, node, name=name)
+            node.requests_vitals = True
+            name = f"nsqadmin poll of metrics of {node.producer.node}"
+            nursery.start_soon(self._request_vitals, node, name=name)
 
-    async def _request_ages(self, node: WatchedNode) -> None:
-        """Request the ages from a node; without an answer they are unknown."""
-        node.ages_due_s = trio.current_time() + AGES_EVERY_S
+    async def _request_vitals(self, node: WatchedNode) -> None:
+        """Request /metrics from a node; without an answer its vitals are unknown."""
+        now_s = trio.current_time()
+        node.vitals_due_s = now_s + VITALS_EVERY_S
+        name, start_time, upstream = node.producer.node, node.start_time, self._cluster.upstream
+        vitals = None
         try:
             async with self._limit:
-                name = node.producer.node
-                node.ages = await request_ages(self._cluster.upstream, name, self._timeout_s)
+                reading = await request_reading(upstream, name, self._timeout_s, now_s)
+            before = node.vitals.reading if node.vitals is not None else None
+            vitals = vitals_of(reading, before, self._wall())
         except UpstreamError as error:
-            node.ages = None
             if error.status == 404:
                 # An original nsqd; ask again after its restart.
-                node.ages_due_s = math.inf
+                node.vitals_due_s = math.inf
         except Exception:
             # A bug.
-            node.ages = None
-            log.exception("request to %s for message ages failed", node.producer.node)
+            log.exception("request to %s for metrics failed", name)
         finally:
-            node.requests_ages = False
-
-    async def _update_nodes(self, nursery: trio.Nursery) -> None:
-        """Request the list of nodes if it is due; wait for it only if no node is known."""
-        now_s = trio.current_time()
-        due = now_s >= self._nodes_due_s or bool(self._warnings) or not self._nodes
-        if due and not self._updating:
-            self._updating = True
-            self._nodes_due_s = now_s + NODES_EVERY_S
-            nursery.start_soon(self._request_nodes, name="nsqadmin poll for nodes")
-        while self._updating and not self._nodes:
-            self._news = trio.Event()
-            await self._news.wait()
-
-    async def _request_nodes(self) -> None:
-        """Request the list of nodes; without an answer the known nodes stay."""
-        try:
-            result = await self._cluster.nodes()
-            self._note_nodes(result.value, result.warnings)
-        except AllFailed as error:
-            self._warnings = [str(error)]
-        except Exception as error:
-            # A bug.
-            log.exception("request for the list of nodes failed")
-            self._warnings = [f"{type(error).__name__}: {error}"]
-        finally:
-            self._updating = False
-            self._news.set()
-
-    def _note_nodes(self, producers: list[Producer], warnings: list[str]) -> None:
-        now_s = trio.current_time()
-        self._warnings = list(warnings)
-        if len(producers) > MAX_NODES:
-            self._warnings.append(f"{len(producers)} nodes; only the first {MAX_NODES} are polled")
-        listed = {producer.node: producer for producer in producers[:MAX_NODES]}
-        for name, producer in listed.items():
-            # The topics of a node are not needed here.
-            producer.topics = producer.tombstones = None
-            node = self._nodes.get(name)
-            if node is None:
-                node = self._nodes[name] = WatchedNode(producer, now_s)
-            node.producer, node.listed_s, node.registered = producer, now_s, True
-        for name, node in list(self._nodes.items()):
-            if name in listed or self._cluster.is_direct:
-                continue
-            # An nsqlookupd that did not answer may know the node.
-            node.registered = node.registered and bool(warnings)
-            if now_s - node.listed_s > GONE_S or len(self._nodes) > 2 * MAX_NODES:
-                del self._nodes[name]
+            node.requests_vitals = False
+        if node.start_time == start_time:
+            node.vitals = vitals

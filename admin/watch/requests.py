@@ -1,4 +1,4 @@
-"""Requests of the poller: /stats without clients, and from our nsqd the ages of messages.
+"""Requests of the poller: /stats without clients; from our nsqd with the counts of finished ones.
 
 Only the fields that rows need are decoded, and in pieces, so that a node with 100,000 channels
 holds up the event loop for milliseconds at a time.
@@ -7,15 +7,13 @@ holds up the event loop for milliseconds at a time.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Final
 
 import msgspec
-import trio
 from msgspec import Struct
 
 from admin.cluster.queries import url_of
-from admin.cluster.shapes import Count
+from admin.cluster.shapes import Count, Latency
 from admin.cluster.turns import decode_stats
 from admin.upstream import Upstream
 
@@ -23,15 +21,14 @@ __all__ = [
     "ChannelMetrics",
     "NodeMetrics",
     "TopicMetrics",
-    "ages_in",
     "poll_stats",
-    "request_ages",
+    "reason",
     "request_stats",
 ]
 
 
 class ChannelMetrics(Struct, gc=False):
-    """A channel on one node."""
+    """A channel on one node; ``finish_count`` is -1 if the node does not tell it."""
 
     channel_name: str
     depth: Count = 0
@@ -42,7 +39,9 @@ class ChannelMetrics(Struct, gc=False):
     requeue_count: Count = 0
     timeout_count: Count = 0
     client_count: Count = 0
+    finish_count: Count = -1
     paused: bool = False
+    e2e_processing_latency: Latency | None = None
 
 
 class TopicMetrics(Struct, gc=False):
@@ -55,6 +54,7 @@ class TopicMetrics(Struct, gc=False):
     message_count: Count = 0
     message_bytes: Count = 0
     paused: bool = False
+    e2e_processing_latency: Latency | None = None
 
 
 class NodeMetrics(Struct):
@@ -77,6 +77,7 @@ async def request_stats(upstream: Upstream, node: str, timeout_s: float) -> Node
         UpstreamError: no answer in time, or none that makes sense.
     """
     query = {"format": "json", "include_clients": "false", "include_mem": "false"}
+    query["include_counts"] = "true"
     body = await upstream.get_bytes(url_of(node, "/stats", **query), timeout_s=timeout_s)
     return await poll_stats(node, body)
 
@@ -87,47 +88,12 @@ async def poll_stats(node: str, body: bytes) -> NodeMetrics:
     return NodeMetrics(head.version, head.health, head.start_time, topics, head.draining)
 
 
-async def request_ages(
-    upstream: Upstream, node: str, timeout_s: float
-) -> dict[tuple[str, str], float]:
-    """The age of the oldest message of each queue, in seconds, from the node's /metrics.
+_REQUEST: Final = re.compile(r'^(?:Get|Post) "(?:https?://)?([^/"]*)[^"]*": ')
 
-    By topic and channel; ``""`` is the topic's own queue.
 
-    Raises:
-        UpstreamError: no answer; ``status`` 404: an original nsqd, which has no /metrics.
+def reason(error: object, *, named: bool = False) -> str:
+    """The text of an error without the request, which says nothing to an operator.
+
+    ``named``: with the address of the peer.
     """
-    body = await upstream.get_bytes(url_of(node, "/metrics"), timeout_s=timeout_s)
-    ages = dict[tuple[str, str], float]()
-    start = 0
-    while start < len(body):
-        # To the end of a line.
-        end = body.find(b"\n", start + _AGES_BYTES) + 1 or len(body)
-        ages.update(ages_in(body[start:end]))
-        start = end
-        await trio.lowlevel.checkpoint()
-    return ages
-
-
-# Read per turn of the event loop: some hundred lines of /metrics.
-_AGES_BYTES: Final = 64 * 1024
-_LINE: Final = re.compile(
-    rb"^nsqd_(?:channel|topic)_oldest_message_age_seconds\{([^}\n]*)\} (\S+)", re.MULTILINE
-)
-# Names of topics and channels need no escapes.
-_TOPIC_LABEL: Final = re.compile(rb'topic="([^"]*)"')
-_CHANNEL_LABEL: Final = re.compile(rb'channel="([^"]*)"')
-
-
-def ages_in(body: bytes) -> Iterator[tuple[tuple[str, str], float]]:
-    """The ages above 0 in a page of /metrics; malformed lines are ignored."""
-    for match in _LINE.finditer(body):
-        labels, value = match.groups()
-        topic, channel = _TOPIC_LABEL.search(labels), _CHANNEL_LABEL.search(labels)
-        try:
-            age_s = float(value)
-        except ValueError:
-            continue
-        if topic is not None and 0 < age_s < float("inf"):
-            name = channel[1].decode(errors="replace") if channel is not None else ""
-            yield (topic[1].decode(errors="replace"), name), age_s
+    return _REQUEST.sub(r"\1: " if named else "", str(error))

@@ -2,8 +2,9 @@
 
 A row of a topic or channel has the sums over the nodes that answered. Rates are messages per
 second; None if they are not known, as before the second poll. ``rate_out`` counts the messages that
-left a channel: finished, emptied or dropped; for a topic, a node and the total it is the sum of the
-channels. A published snapshot never changes.
+clients finished, ``rate_removed`` the others that left a channel: emptied, dropped, expired, given
+up. An original nsqd does not tell them apart: all count as finished there. For a topic, a node and
+the total they are the sums of the channels. A published snapshot never changes.
 
 Rows refer to no other objects, so the garbage collector skips them: in a large cluster it would
 hold up the event loop for 70 ms.
@@ -11,15 +12,19 @@ hold up the event loop for 70 ms.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from msgspec import Struct
 
+from admin.watch.vitals import Vitals
+
 __all__ = [
     "ChannelRow",
     "NodeRow",
     "Problem",
+    "Restart",
     "Row",
     "Severity",
     "Snapshot",
@@ -62,6 +67,7 @@ class Row(Struct, eq=False, gc=False):
     rate_out: float | None = None
     rate_requeue: float | None = None
     rate_timeout: float | None = None
+    rate_removed: float | None = None
 
     @property
     def memory_depth(self) -> int:
@@ -70,10 +76,18 @@ class Row(Struct, eq=False, gc=False):
 
 
 class ChannelRow(Row, eq=False, gc=False):
-    """A channel."""
+    """A channel.
+
+    Attributes:
+        unserved_node: the name of a node where its messages wait and no client is connected.
+        unserved_nodes: the number of such nodes; ``unserved_depth``: messages that wait there.
+    """
 
     topic: str = ""
     channel: str = ""
+    unserved_node: str = ""
+    unserved_nodes: int = 0
+    unserved_depth: int = 0
 
 
 class TopicRow(Row, eq=False, gc=False):
@@ -104,6 +118,7 @@ class NodeRow(Row, eq=False, gc=False):
         draining: it refuses publishes until it is empty.
         answered_s: when it last answered, in seconds since 1970; None: never.
         registered: whether nsqlookupd (or the options) still lists it.
+        expected: whether --expect-nsqd names it.
         out_of_date: whether another node has a newer version.
     """
 
@@ -118,9 +133,24 @@ class NodeRow(Row, eq=False, gc=False):
     draining: bool = False
     answered_s: float | None = None
     registered: bool = True
+    expected: bool = False
     out_of_date: bool = False
     topics: int = 0
     channels: int = 0
+
+
+class Restart(Struct, frozen=True):
+    """A restart of an nsqd.
+
+    Attributes:
+        at_s: its start, in seconds since 1970, as it says.
+        held: messages at its last answer before.
+        missing: of these, those that are gone and were not consumed, as far as it can be known.
+    """
+
+    at_s: float
+    held: int
+    missing: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +165,7 @@ class Problem:
         link: path of the page that shows it, below the base path.
         kind: the rule that found it.
         weight: messages at stake; orders problems of equal severity.
+        since_s: when it was found first, in seconds since 1970; None: not known.
     """
 
     severity: Severity
@@ -143,6 +174,7 @@ class Problem:
     link: str
     kind: str
     weight: float = 0.0
+    since_s: float | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -155,8 +187,13 @@ class Snapshot:
         poll_s: how long it took, in seconds.
         total: sums over the nodes that answered; ``nodes`` is their number, ``missing_nodes`` the
             number of the others.
-        warnings: errors of nsqlookupds (or listed nsqds) that were asked for nodes.
-        problems: the worst first.
+        warnings: errors of nsqlookupds (or listed nsqds) that were asked for nodes;
+            ``all_failed``: none of them answered.
+        latencies: of topics and channels (``""``: the topic), up to three quantiles, the highest
+            first, each with the seconds from publish to FIN.
+        restarts: the restart of each node that had one.
+        vitals: what nodes say of themselves.
+        problems: the worst first, one for each place.
     """
 
     sequence: int
@@ -167,6 +204,10 @@ class Snapshot:
     channels: dict[tuple[str, str], ChannelRow] = field(default_factory=dict)
     total: Row = field(default_factory=Row)
     warnings: list[str] = field(default_factory=list)
+    all_failed: bool = False
+    latencies: dict[tuple[str, str], Sequence[tuple[float, float]]] = field(default_factory=dict)
+    restarts: dict[str, Restart] = field(default_factory=dict)
+    vitals: dict[str, Vitals] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
 

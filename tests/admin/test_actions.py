@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 
-from admin import notify
+from admin import posting
 from admin.dashboard import Dashboard
 from admin.notify import Notifier, notification
 from admin.options import NsqadminOptions
@@ -233,7 +233,7 @@ async def test_a_receiver_that_fails_is_logged(
 
 async def test_what_waits_to_be_told_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is too much is dropped and counted."""
-    monkeypatch.setattr(notify, "MAX_QUEUE", 2)
+    monkeypatch.setattr(posting, "MAX_QUEUE", 2)
     notifier = Notifier(NsqadminOptions(notification_http_endpoint="http://x/"))
     for _ in range(5):
         notifier.queue_notification(DONE)

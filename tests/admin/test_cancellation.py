@@ -415,7 +415,7 @@ async def stop_amid_notifications(cancel_at: CancelAt) -> None:
     notifier = Notifier(NsqadminOptions(notification_http_endpoint="http://hook/told"))
     with nothing_left_behind(), pytest.MonkeyPatch.context() as patch:
         client = partial(httpx2.AsyncClient, transport=nodes)
-        patch.setattr("admin.notify.httpx2.AsyncClient", client)
+        patch.setattr("admin.posting.httpx2.AsyncClient", client)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(notifier.run)
             [cancel_at.root] = nursery.child_tasks

@@ -115,10 +115,17 @@ class Consumer:
     """A subscribed client that takes messages, never finishes them, and answers heartbeats."""
 
     def __init__(
-        self, nsqd: NsqdProcess, topic: str, channel: str, *, ready: int = 1, name: str = "worker"
+        self,
+        nsqd: NsqdProcess,
+        topic: str,
+        channel: str,
+        *,
+        ready: int = 1,
+        name: str = "worker",
+        agent: str = "tests/1.0",
     ) -> None:
         self._socket = create_connection(split_address(nsqd.tcp_address), timeout=LIMIT_S)
-        about = {"client_id": name, "hostname": f"{name}.example", "user_agent": "tests/1.0",
+        about = {"client_id": name, "hostname": f"{name}.example", "user_agent": agent,
                  "msg_timeout": 900_000}  # fmt: skip
         body = json.dumps(about).encode()
         try:
@@ -176,11 +183,15 @@ class Cluster:
         self.until(lambda: len(self.nodes()) == 2, "both nsqd are registered")
 
     def start_nsqd(self, name: str, *more: str) -> Held[NsqdProcess]:
-        """One more nsqd, which registers with the nsqlookupd."""
+        """One more nsqd, which registers with the nsqlookupd; or one of that name once more."""
         folder = self.path / name
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         flags = [f"--lookupd-tcp-address={self.lookupd.tcp_address}", "--mem-queue-size=50", *more]
         return self._thread.hold(running_nsqd(folder, flags))
+
+    def start_lookupd(self, *flags: str) -> Held[DaemonProcess]:
+        """One more nsqlookupd."""
+        return self._thread.hold(running_nsqlookupd(flags))
 
     def start_nsqadmin(self, *flags: str) -> Held[DaemonProcess]:
         """An nsqadmin in front of the cluster that polls every second."""

@@ -16,8 +16,8 @@ from tests.soak import in_short_soak, in_soak, smoke
 PASSWORD: Final = "correct horse"
 MAY: Final = {
     "viewer": (),
-    "operator": ("Peek", "Publish a message", "Pause topic"),
-    "admin": ("Peek", "Publish a message", "Pause topic", "Empty queue", "Delete topic"),
+    "operator": ("Publish a message", "Messages", "Pause topic"),
+    "admin": ("Publish a message", "Messages", "Pause topic", "Empty queue", "Delete topic"),
 }
 EVERYTHING: Final = MAY["admin"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -47,14 +48,22 @@ def test_figures_and_charts_follow_without_a_reload(at: Tab, cluster: Cluster) -
     cluster.create("flow", "c")
     page = at.go("/topics/flow")
     mark(page)
-    waiting = page.locator(figure(page, "Waiting at channels"))
+    waiting = page.locator(figure(page, "Depth of its channels"))
     expect(waiting).to_have_text("0")
     cluster.publish(0, "flow", *[b"x"] * 5)
     cluster.publish(1, "flow", b"y", b"z")
     expect(waiting).to_have_text("7")
-    chart = page.get_by_role("region", name="Messages waiting over time")
-    expect(chart).to_contain_text("waiting 7")
-    expect(chart.get_by_role("img", name="waiting now 7")).to_be_visible()
+    chart = page.get_by_role("region", name="Depth over time")
+    expect(chart).to_contain_text("depth 7")
+    plot = chart.get_by_role("img", name="depth now 7")
+    expect(plot).to_be_visible()
+    plot.hover()
+    expect(chart.locator(".chart-at")).to_have_text(re.compile(r"^\d\d:\d\d:\d\d UTC · depth \d"))
+    cluster.publish(0, "flow", b"z")
+    expect(chart).to_contain_text("depth 8")
+    expect(chart.locator(".chart-at")).to_have_text(re.compile(r"^\d\d:\d\d:\d\d UTC · depth \d"))
+    page.mouse.move(0, 0)
+    expect(chart.locator(".chart-at")).to_have_text("")
     assert stayed(page)
     screenshot(page, "live-topic")
 
@@ -78,7 +87,7 @@ def test_updates_are_paused_and_resumed_by_a_key(at: Tab, cluster: Cluster) -> N
     """While paused nothing moves; what was missed is there at once afterwards."""
     cluster.create("calm", "c")
     page = at.go("/topics/calm")
-    waiting = page.locator(figure(page, "Waiting at channels"))
+    waiting = page.locator(figure(page, "Depth of its channels"))
     state = page.locator("#live-state")
     page.keyboard.press("p")
     expect(state).to_have_text("Paused")
@@ -101,7 +110,7 @@ def test_an_update_that_is_on_its_way_does_not_come_to_a_paused_page(
     """It was asked for before the pause, and its answer would come after it."""
     cluster.create("late", "c")
     page = at.go("/topics/late")
-    waiting = page.locator(figure(page, "Waiting at channels"))
+    waiting = page.locator(figure(page, "Depth of its channels"))
     expect(waiting).to_have_text("0")
     held: list[Route] = []
     page.route("**/topics/late", lambda route: held.append(route))
@@ -116,7 +125,7 @@ def test_an_update_that_is_on_its_way_does_not_come_to_a_paused_page(
     )
     other = page.context.new_page()
     other.goto(page.url)  # so the answer has the message
-    expect(other.locator(figure(other, "Waiting at channels"))).to_have_text("1")
+    expect(other.locator(figure(other, "Depth of its channels"))).to_have_text("1")
     for route in held:
         route.continue_()
     page.unroute("**/topics/late")
@@ -133,7 +142,7 @@ def test_what_is_typed_survives_updates(at: Tab, cluster: Cluster) -> None:
     field = page.get_by_role("searchbox", name="Search clients")
     field.press_sequentially("abc")
     cluster.publish(0, "typed", b"x")
-    expect(page.locator(figure(page, "Waiting"))).to_have_text("1")
+    expect(page.locator(figure(page, "Depth"))).to_have_text("1")
     expect(field).to_have_value("abc")
     expect(field).to_be_focused()
 
@@ -157,7 +166,7 @@ def test_keys_lead_to_pages_and_search(at: Tab, cluster: Cluster) -> None:
     cluster.create("findme", "c")
     page.keyboard.type("findm")
     page.keyboard.press("Enter")
-    expect(page.locator("main table")).to_contain_text("findme")
+    expect(page.locator("main")).to_contain_text("findme")
 
 
 @in_soak
@@ -227,11 +236,13 @@ def test_one_nsqd_shows_itself_live(browser: Browser, cluster: Cluster) -> None:
     nsqd = cluster.start_nsqd("alone", "--admin")
     address = nsqd.value.http_address
     with tab(browser, f"http://{address}/admin", allowed=LOST) as at:
+        url = f"http://{address}/topic/create"
+        assert cluster.http.post(url, params={"topic": "inside"}).status_code == 200
         page = at.go("/topics/inside")
         mark(page)
         url = f"http://{address}/pub"
         assert cluster.http.post(url, params={"topic": "inside"}, content=b"x").status_code == 200
-        waiting = page.locator(figure(page, "Waiting at the topic"))
+        waiting = page.locator(figure(page, "Depth of the topic"))
         expect(waiting).to_have_text("1")
         assert stayed(page)
         check_accessible(page)

@@ -13,8 +13,9 @@ PATHS = (
     "/topic/empty", "/topic/pause", "/topic/unpause", "/topic/peek", "/topic/move",
     "/topic/settings", "/topic/note_damage", "/channel/create", "/channel/delete",
     "/channel/empty", "/channel/pause", "/channel/unpause", "/channel/peek", "/channel/seek",
-    "/log/backup", "/policy", "/policy/p", "/deadletter", "/deadletter/add", "/deadletter/replay",
-    "/deadletter/discard", "/channel/deferred/cancel", "/channel/settings",
+    "/channel/finish", "/channel/requeue", "/log/backup", "/policy", "/policy/p", "/deadletter",
+    "/deadletter/add", "/deadletter/replay", "/deadletter/discard", "/channel/deferred/cancel",
+    "/channel/settings",
     "/config/nsqlookupd_tcp_addresses", "/config/nothing", "/debug/tasks", "/debug/nothing", "/",
     "/PUB", "//pub", "/pub/", "/pub/../ping", "/%70ub", "*", "http://a/ping", "pub", "/\xff",
 )  # fmt: skip

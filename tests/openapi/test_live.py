@@ -44,6 +44,7 @@ LEFT_OUT: Final = {"events", "pprofProfile"}
 WITHOUT_SUCCESS: Final = {
     *("graphiteRate", "render", "pprofSymbols"),
     *("addDeadLetter", "cancelDeferred", "policy", "deletePolicy"),
+    *("finishMessage", "requeueMessage", "downloadMessage", "drainPage", "deadLettersForm"),
 }
 # What else they need to succeed.
 NAMES: Final = {"moveTopic": {"topic": "plain"}, "createChannel": {"channel": "new"}}

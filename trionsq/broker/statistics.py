@@ -90,12 +90,16 @@ class StatsSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StatsFilter:
-    """The part of the statistics that a request asks for; empty names mean all."""
+    """The part of the statistics that a request asks for; empty names mean all.
+
+    ``counts``: whether channels also say how many messages were finished; ours alone.
+    """
 
     topic: str = ""
     channel: str = ""
     clients: bool = True
     memory: bool = True
+    counts: bool = False
 
 
 class ProcessRow(NamedTuple):
@@ -252,7 +256,7 @@ def _channel_stats(source: StatsSource, channel: Channel, query: StatsFilter) ->
     merged = MergedLatencies()
     if core.latencies is not None:
         merged.add_channel(core.latencies, source.clock.now_s())
-    return {
+    stats: ChannelStats = {
         "channel_name": channel.name,
         "depth": core.depth,
         "backend_depth": core.store.backend.on_disk,
@@ -266,6 +270,9 @@ def _channel_stats(source: StatsSource, channel: Channel, query: StatsFilter) ->
         "paused": core.paused,
         "e2e_processing_latency": _latency(source, merged),
     }
+    if query.counts:
+        stats["finish_count"] = core.finish_count
+    return stats
 
 
 async def _latency_of_topic(source: StatsSource, topic: Topic, turns: _Turns) -> Latency:

@@ -91,7 +91,7 @@ class ClientStats(ClientHead):
 
 
 class ChannelStats(TypedDict):
-    """One channel; ``clients`` is None if nobody asked for them."""
+    """One channel; ``clients`` is None if nobody asked for them, ``finish_count`` is ours."""
 
     channel_name: str
     depth: int
@@ -105,6 +105,7 @@ class ChannelStats(TypedDict):
     clients: list[ClientStats] | None
     paused: bool
     e2e_processing_latency: Latency
+    finish_count: NotRequired[int]
 
 
 class TopicStats(TypedDict):

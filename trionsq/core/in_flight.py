@@ -220,6 +220,15 @@ class InFlight:
             self.schedule_check(subscription, deadline_s)
         return True
 
+    def withhold(self, subscription: Subscription, id_: bytes) -> bool:
+        """Do not write a message that somebody else finishes. False if it is not in flight here."""
+        if subscription.epoch != self.epoch:
+            self.drop_emptied(subscription)
+        delivery = subscription.in_flight.get(id_)
+        if delivery is not None and not delivery.written:
+            delivery.some_gone = True
+        return delivery is not None
+
     def drop_emptied(self, subscription: Subscription) -> int:
         """Do a subscription's part in the last `empty`; returns the messages dropped."""
         subscription.epoch = self.epoch

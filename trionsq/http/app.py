@@ -19,6 +19,7 @@ from trionsq.http.cancelling import Cancelling
 from trionsq.http.dead_letters import DeadLetterOffice
 from trionsq.http.debug import Debugging
 from trionsq.http.drain import Draining
+from trionsq.http.in_flight import InFlightEndpoints
 from trionsq.http.logread import LogReading
 from trionsq.http.metrics import metrics_page
 from trionsq.http.peek import Peeking
@@ -83,7 +84,7 @@ def _endpoints(broker: Broker, gate: Gate) -> Iterable[Endpoint]:
     peeking, settings = Peeking(broker, admin), Settings(broker, admin)
     seeking, reading = Seeking(admin), LogReading(broker, admin)
     policies, letters = PolicyEndpoints(broker, admin), DeadLetterOffice(broker, admin)
-    draining = Draining(broker)
+    draining, flight = Draining(broker), InFlightEndpoints(broker, admin)
     return [
         ("GET", "/ping", statistics.ping),
         ("GET", "/info", statistics.info),
@@ -115,6 +116,8 @@ def _endpoints(broker: Broker, gate: Gate) -> Iterable[Endpoint]:
         ("POST", "/channel/empty", admin.empty_channel),
         ("POST", "/channel/pause", admin.pause_channel),
         ("POST", "/channel/unpause", admin.unpause_channel),
+        ("POST", "/channel/finish", flight.finish),
+        ("POST", "/channel/requeue", flight.requeue),
         ("GET", "/deadletter", letters.get),
         ("POST", "/deadletter/add", letters.add),
         ("POST", "/deadletter/replay", letters.replay),

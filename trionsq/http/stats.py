@@ -71,6 +71,7 @@ class Statistics:
             channel=values.get(b"channel", b"").decode(errors="replace"),
             clients=flag(values, b"include_clients", default=True),
             memory=flag(values, b"include_mem", default=True),
+            counts=flag(values, b"include_counts", default=False),
         )
         as_json = values.get(b"format") == b"json"
         pieces = await self._documents.get(

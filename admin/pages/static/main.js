@@ -27,9 +27,18 @@ find("#theme")?.addEventListener("click", () => {
 });
 showTheme();
 
+function stored(name) {
+  try {
+    return sessionStorage.getItem(name);
+  } catch {
+    return null;
+  }
+}
+
 // --- live --------------------------------------------------------------------------------------
 
-let paused = false;
+// Who pauses one page wants the next one to stand still, too.
+let paused = stored("paused") === "yes";
 let missed = false;
 const live = find("#live");
 const state = find("#live-state");
@@ -42,7 +51,14 @@ function showState(name, text) {
 }
 
 // What is being typed is not replaced.
-if (window.Idiomorph) window.Idiomorph.defaults.ignoreActiveValue = true;
+if (window.Idiomorph) {
+  window.Idiomorph.defaults.ignoreActiveValue = true;
+  // Nor is a choice undone, or closed what somebody opened.
+  window.Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, node) =>
+    !(name === "checked" && node.matches("[data-pick]")) && !(name === "open" && node.matches("details"));
+}
+
+state?.setAttribute("aria-pressed", String(paused));
 
 function refresh() {
   missed = false;
@@ -65,7 +81,8 @@ document.body.addEventListener("htmx:beforeSwap", (event) => {
 });
 document.body.addEventListener("htmx:responseError", (event) => {
   if (event.detail.elt !== live) return;
-  if (event.detail.xhr.status === 401) location.reload();
+  // Signed out, or deleted meanwhile: the whole page says so.
+  if ([401, 404].includes(event.detail.xhr.status)) location.reload();
   else showState("lost", "No answer");
 });
 document.body.addEventListener("htmx:afterRequest", (event) => {
@@ -76,10 +93,48 @@ document.addEventListener("visibilitychange", () => {
 });
 state?.addEventListener("click", () => {
   paused = !paused;
+  try {
+    sessionStorage.setItem("paused", paused ? "yes" : "no");
+  } catch {
+    // It holds for this page only.
+  }
   state.setAttribute("aria-pressed", String(paused));
   showState(paused ? "paused" : "live", paused ? "Paused" : "Live");
   if (!paused) refresh();
 });
+
+// --- age, title and icon -----------------------------------------------------------------------
+
+// The age of the figures counts on while no new ones come, and is red when they are old.
+let taken = null;
+let takenAt = 0;
+
+function showStatus() {
+  const status = find("#status");
+  const age = find("#age");
+  if (!status || !age) return;
+  const { taken: at, age: passed, late, alarms, critical } = status.dataset;
+  if (at !== taken) {
+    taken = at;
+    takenAt = performance.now() - Number(passed) * 1000;
+    document.title = (Number(alarms) ? `(${alarms}) ` : "") + document.title.replace(/^\(\d+\) /, "");
+    const icon = find("#icon");
+    const href = critical === "yes" ? icon.dataset.bad : icon.dataset.good;
+    if (icon.getAttribute("href") !== href) icon.setAttribute("href", href);
+  }
+  const seconds = Math.max(0, Math.round((performance.now() - takenAt) / 1000));
+  age.classList.toggle("late", seconds > Number(late));
+  age.textContent = `Updated ${ago(seconds)} ago`;
+}
+
+function ago(seconds) {
+  if (seconds < 120) return `${seconds} s`;
+  return seconds < 7200 ? `${Math.floor(seconds / 60)} min` : `${Math.floor(seconds / 3600)} h`;
+}
+
+showStatus();
+if (find("#status")) setInterval(showStatus, 1000);
+document.body.addEventListener("htmx:afterSwap", showStatus);
 
 // --- the stream of ticks -----------------------------------------------------------------------
 
@@ -194,10 +249,40 @@ document.addEventListener("change", (event) => {
   if (event.target.dataset?.send !== undefined) event.target.form.requestSubmit();
 });
 
+// --- choices in tables ---
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest?.("[data-pick-all]");
+  if (!button) return;
+  const boxes = [...button.form.querySelectorAll("[data-pick]")];
+  const all = boxes.every((box) => box.checked);
+  for (const box of boxes) box.checked = !all;
+});
+
+// --- bodies of messages ---
+
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest?.("[data-copy]");
+  if (!button) return;
+  const text = find("pre", button.closest(".message")).textContent;
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    // Without https a browser gives no clipboard: select it, for Ctrl+C.
+    getSelection().selectAllChildren(find("pre", button.closest(".message")));
+    return;
+  }
+  button.dataset.done = "yes";
+  setTimeout(() => delete button.dataset.done, 1500);
+});
+
 // --- keys --------------------------------------------------------------------------------------
 
 const keys = find("#keys");
-const places = { o: "overview", t: "topics", n: "nodes", c: "counter", l: "lookup" };
+const places = {
+  o: "overview", t: "topics", i: "clients", n: "nodes", d: "deadletters", y: "policies",
+  c: "counter", l: "lookup",
+};
 let afterG = 0;
 
 document.addEventListener("keydown", (event) => {

@@ -49,7 +49,7 @@ class Fakes(AsyncExitStack):
 
     async def cluster(self, **options: Any) -> Cluster:
         """To be asked."""
-        given = NsqadminOptions(http_client_request_timeout_ns=5 * 10**8, **options)
+        given = NsqadminOptions(http_client_request_timeout_ns=2 * 10**9, **options)
         return Cluster(await self.enter_async_context(Upstream(given)), given)
 
 

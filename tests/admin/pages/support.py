@@ -49,6 +49,9 @@ class Nodes:
         hangs: nsqlookupd takes requests, and answers after `HANGS_S`.
         restarted: nsqlookupd knows nothing so far.
         settings: what nodes say at /topic/settings; None: they have no such path.
+        documents: what nodes answer to other paths; a number: the status of a refusal.
+        refused: the status of each POST to a node.
+        sent: what nodes were told by PUT and DELETE: method, URL and body.
     """
 
     topics: dict[str, list[dict[str, Any]] | None]
@@ -61,6 +64,9 @@ class Nodes:
     hangs: bool = False
     restarted: bool = False
     settings: dict[str, Any] | None = None
+    documents: dict[str, Any] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=dict)
+    sent: list[tuple[str, str, bytes]] = field(default_factory=list)
 
     def answer(self, method: str, url: str, body: bytes) -> bytes:
         """What a node answers. Raises UpstreamError."""
@@ -68,6 +74,8 @@ class Nodes:
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         if method == "POST":
             self.posted.append((url, body))
+        elif method != "GET":
+            self.sent.append((method, url, body))
         else:
             self.gets.append(url)
         if parts.netloc == LOOKUPD:
@@ -75,7 +83,11 @@ class Nodes:
         topics = self.topics.get(parts.netloc)
         if topics is None:
             raise UpstreamError(parts.netloc, f"Get {url}: connection refused")
-        if method == "POST":
+        if parts.path in self.documents:
+            return self._document(parts.netloc, parts.path)
+        if method == "POST" and (status := self.refused.get(parts.netloc)):
+            raise UpstreamError(parts.netloc, f"got response {status} X", status)
+        if method != "GET":
             return b""
         if parts.path.endswith("/peek"):
             return self._peek(parts.netloc, query)
@@ -108,6 +120,12 @@ class Nodes:
             return json.dumps({"channels": [], "producers": having}).encode()
         return b""
 
+    def _document(self, node: str, path: str) -> bytes:
+        document = self.documents[path]
+        if isinstance(document, int):
+            raise UpstreamError(node, f"got response {document} X", document)
+        return document if isinstance(document, bytes) else json.dumps(document).encode()
+
     def _settings(self, node: str, document: Mapping[str, Any], query: Mapping[str, str]) -> bytes:
         if "topic" not in query:
             return json.dumps(document).encode()
@@ -121,9 +139,12 @@ class Nodes:
             raise UpstreamError(node, 'got response 404 Not Found "NOT_FOUND"', 404)
         if "topic" not in query:
             raise UpstreamError(node, "got response 400 MISSING_ARG_TOPIC", 400)
+        start, size = int(query.get("offset", "0")), int(query.get("limit", "10"))
+        shown = self.messages[start : start + size]
+        more = start + size < len(self.messages)
         counts = {"queued": len(self.messages), "memory": len(self.messages), "disk": 0}
-        document = {"messages": self.messages, "counts": counts, "order": "as they come"}
-        return json.dumps({**document, "more": False, "trouble": None}).encode()
+        document = {"messages": shown, "counts": counts, "order": "as they come"}
+        return json.dumps({**document, "more": more, "trouble": None}).encode()
 
 
 def _producer(node: str, topics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -191,7 +212,7 @@ class Pages:
         headers = dict(more.pop("headers", {}))
         if self.cookies:
             headers["Cookie"] = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
-        scope = {"client": ("127.0.0.1", 50000)}
+        scope = {"client": ("127.0.0.1", 50000), "server": ("127.0.0.1", 4171)}
         client = self.app.test_client(use_cookies=False)
         answer: Response = await client.open(
             path, method=method, headers=headers, scope_base=scope, **more

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 import xml.etree.ElementTree as ET
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admin.pages.charts import Line, bar, chart, sparkline
+from admin.pages.charts import SeriesCharts
+from admin.pages.drawing import Line, bar, chart, sparkline
+from admin.watch.history import WHOLE, History
+from admin.watch.marks import Mark
+from admin.watch.snapshot import Row, Snapshot
 
 POINTS = st.lists(st.one_of(st.none(), st.floats()), max_size=400)
 
@@ -71,3 +76,40 @@ def test_the_scale_ends_at_a_round_figure() -> None:
     """1, 2 or 5 times a power of ten."""
     for highest, top in ((0.0, "1"), (3.0, "5"), (11.0, "20"), (999.0, "1k"), (1000.0, "1k")):
         assert f"<span>{top}</span>" in chart([Line("in", [0, highest])], [0, 1], "Rates")
+
+
+def test_times_and_marks_stand_where_they_were() -> None:
+    """Round times in UTC below the chart; a mark by its place, its time and its text."""
+    times = [1_790_000_000.0 + 60 * n for n in range(61)]
+    drawn = chart(
+        [Line("depth", [1.0] * 61)],
+        times,
+        "Depth",
+        until_s=times[-1],
+        marks=[Mark(times[15], "pause <channel> by ann"), Mark(times[0] - 10, "earlier")],
+    )
+    root = ET.fromstring(drawn)
+    texts = [(each.get("x"), each.text) for each in root.iter("text")]
+    assert texts[0] == ("11.11%", "14:20")
+    assert [text for _, text in texts][1:3] == ["14:30", "14:40"]
+    [mark] = [each for each in root.iter("g") if each.get("class") == "mark"]
+    title, line = list(mark)
+    assert title.text == "14:28:20 pause <channel> by ann"
+    assert line.get("x1") == "25.00%"
+    data = json.loads(root.get("data-chart", ""))
+    assert data["marks"] == [[1_790_000_900, "pause <channel> by ann"]]
+    assert (len(data["times"]), data["lines"][0][0]) == (61, "depth")
+
+
+async def test_the_last_figure_is_that_of_the_page() -> None:
+    """Tile and legend show one figure, and the chart ends with it, now."""
+    history = History(3600.0, 15.0)
+    for number in range(4):
+        total = Row(depth=5, nodes=1, rate_in=1.0, rate_out=1.0)
+        await history.add_snapshot(Snapshot(1, 1_790_000_000.0 + 15 * number, total=total))
+    charts = SeriesCharts(history, WHOLE, now_s=1_790_000_100.0)
+    drawn = charts.cards(depth=9, rate_in=2.0)
+    assert "depth <b>9</b>" in drawn
+    assert "published <b>2/s</b>" in drawn
+    assert "at least <b>9</b>" in charts.cards(depth=9, at_least=True)
+    assert charts.latency_chart([(0.99, 0.5)]) is None

@@ -56,7 +56,7 @@ async def test_nsqlookupd_in_trouble_blanks_no_page(
         began_s = trio.current_time()
         page = await found.page(path)
         assert trio.current_time() - began_s <= HUNG_S
-        name = "Waiting" if path.endswith("billing") else "Waiting at channels"
+        name = "Depth" if path.endswith("billing") else "Depth of its channels"
         assert figure(page, name) == "140"
         assert "one:4151" in page
         assert DEAD in page
@@ -77,7 +77,7 @@ async def test_nodes_are_listed_without_nsqlookupd(trouble: str, autojump_clock:
         assert "4150, 4151" in page
         assert "legacy" in page
         page = await found.page(f"/nodes/{DEAD}")
-        assert figure(page, "Waiting") == "110"
+        assert figure(page, "Depth") == "110"
         assert "There is no node" not in page
 
 
@@ -90,27 +90,31 @@ async def test_a_topic_is_unknown_if_nobody_could_be_asked(autojump_clock: MockC
         assert "No node has this topic" not in page
         assert "Unknown" in page
         nodes.down = False
-        page = await found.page("/topics/nosuch")
-        assert "No node has this topic" in page
+        answer = await found.get("/topics/nosuch")
+        assert answer.status_code == 404
+        assert "There is no topic nosuch" in await answer.get_data(as_text=True)
 
 
 @pytest.mark.parametrize("path", ["/topics/orders", "/topics/orders/billing"])
 async def test_a_total_without_a_dead_node_is_at_least(
     path: str, autojump_clock: MockClock
 ) -> None:
-    """The first lines say so, and the node's row has a dash, and what it held when last seen."""
+    """The first lines say so, and the node's row has its last figures, marked as old."""
     async with pages(cluster()) as found:
         await kill(found)
         page = await found.page(path)
-        name = "Waiting" if path.endswith("billing") else "Waiting at channels"
+        name = "Depth" if path.endswith("billing") else "Depth of its channels"
         assert figure(page, name) == "≥ 70"
         assert "<b>At least:</b> 1 of 2 nodes does not answer" in page
         assert re.search(r"Last seen <time [^>]*>[^<]+</time> UTC with 70 messages", page)
+        depth = 70 if path.endswith("billing") else 0
+        assert f'<td class="n old-figure" data-label="Depth">{depth}</td>' in page
+        assert '<td class="n old-figure" data-label="Messages">' in page
 
 
 @pytest.mark.parametrize(
     ("path", "name"),
-    [("/topics/legacy", "Waiting at channels"), ("/topics/legacy/archive", "Waiting")],
+    [("/topics/legacy", "Depth of its channels"), ("/topics/legacy/archive", "Depth")],
 )
 async def test_a_topic_of_a_dead_node_is_not_zero(
     path: str, name: str, autojump_clock: MockClock
@@ -125,19 +129,24 @@ async def test_a_topic_of_a_dead_node_is_not_zero(
         assert "No channels" not in page
 
 
-async def test_the_page_of_a_dead_node_has_dashes_and_its_last_figures(
+async def test_the_page_of_a_dead_node_has_its_last_figures(
     autojump_clock: MockClock,
 ) -> None:
-    """Not "0 waiting", and not "this node has no topics"."""
+    """Marked as old, with their time. Not "depth 0", and not "this node has no topics"."""
     async with pages(cluster()) as found:
         await kill(found)
         page = await found.page(f"/nodes/{DEAD}")
-        assert [figure(page, name) for name in ("Topics", "Waiting", "Clients")] == [UNKNOWN] * 3
-        assert "with 110 waiting, 0 in flight, 2 topics, 2 channels, 3 clients" in page
+        assert [figure(page, name) for name in ("Topics", "Depth", "Clients")] == [
+            f'<span class="old-figure">{last}</span>' for last in (2, 110, 3)
+        ]
+        assert re.search(r"at \d\d:\d\d UTC", page)
+        assert "with a depth of 110, 0 in flight, 2 topics, 2 channels, 3 clients" in page
         assert "legacy</a> 40 messages" in page
         assert "has no topics" not in page
         page = await found.page("/nodes")
-        assert "with 110 waiting" in page
+        assert "with a depth of 110" in page
+        assert re.search(r'class="old-figure" title="At [^"]* UTC">110<', page)
+        assert "Forget" in page
         assert "4150, 4151" in page
 
 
@@ -197,3 +206,70 @@ async def test_an_action_reaches_nodes_that_nsqlookupd_does_not_know(
         await found.send(f"/do/{verb}", topic="orders", typed="orders")
         told = [url for url, _ in found.nodes.posted if "lookupd" not in url]
         assert told == [f"http://{node}/topic/{verb}?topic=orders" for node in ("one:4151", DEAD)]
+
+
+async def test_a_dead_node_is_forgotten_by_an_admin(autojump_clock: MockClock) -> None:
+    """One that answers is not; the audit names who did it."""
+    async with pages(cluster()) as found:
+        await kill(found)
+        await found.send("/do/forget", node="one:4151")
+        await found.send("/do/forget", node=DEAD)
+        await polled(found, 1)
+        assert "Forgot two:4151." in await found.page("/nodes")
+        page = await found.page("/nodes")
+        assert DEAD not in page
+        assert "one:4151" in page
+        entries = [each for each in found.dashboard.access.audit.entries() if each.node]
+        assert [(each.action, each.node) for each in entries] == [("forget_node", DEAD)]
+
+
+async def test_each_page_says_how_old_it_is(autojump_clock: MockClock) -> None:
+    """At its top, red if polls do not come; a fresh page is never late, whoever looked before."""
+    async with pages(cluster()) as found:
+        await polled(found, 2)
+        await trio.sleep(1000.0)
+        for path in ("/", "/topics", "/topics/orders", "/topics/orders/billing", "/nodes"):
+            page = await found.page(path)
+            age = re.search(r'data-age="([0-9.]+)"', page)
+            assert age is not None
+            assert float(age[1]) <= 2 * found.dashboard.poller.interval_s
+            assert 'id="age" class="small"' in page
+            await trio.sleep(1000.0)
+        hang(found)
+        await trio.sleep(1000.0)
+        assert 'id="age" class="small late"' in await found.page("/")
+
+
+def hang(found: Pages) -> None:
+    """The poller polls no more."""
+
+    async def never(nursery: trio.Nursery) -> None:
+        await trio.sleep_forever()
+
+    found.dashboard.poller.nodes.update = never  # type: ignore[method-assign]
+
+
+async def test_the_title_and_the_icon_tell_the_state(autojump_clock: MockClock) -> None:
+    """On the second screen, too."""
+    nodes = cluster()
+    nodes.topics[DEAD] = nodes.topics["one:4151"]
+    async with pages(nodes) as found:
+        await polled(found, 2)
+        page = await found.page("/topics")
+        assert "<title>Topics" in page
+        assert 'href="/static/logo.svg"' in page
+        await kill(found)
+        page = await found.page("/topics")
+        assert "<title>(1) Topics" in page
+        assert 'href="/static/logo-bad.svg"' in page
+
+
+async def test_a_period_is_in_the_url(autojump_clock: MockClock) -> None:
+    """With the other parameters of the page; one that is not known is the default."""
+    async with pages(cluster()) as found:
+        await polled(found, 2)
+        page = await found.page("/?problems=all&range=6h")
+        assert '<a href="/?problems=all&amp;range=6h" aria-current="true">6h</a>' in page
+        assert '<a href="/?problems=all&amp;range=15m">15m</a>' in page
+        page = await found.page("/topics/orders?range=<b>")
+        assert '<a href="/topics/orders?range=1h" aria-current="true">1h</a>' in page

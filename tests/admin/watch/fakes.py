@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +18,7 @@ from admin.cluster.shapes import ChannelStats, NodeStats, Producer, TopicStats
 from admin.options import NsqadminOptions
 from admin.upstream import Upstream, UpstreamError
 from admin.watch.poller import Poller
+from admin.watch.snapshot import Snapshot
 from trionsq.durations import SECOND_NS
 
 OPTIONS = NsqadminOptions(lookupd_http_address=("lookupd:4161",))
@@ -136,13 +138,41 @@ class Watched:
     stopping: trio.Event = field(default_factory=trio.Event)
 
 
-def make(nodes: Sequence[FakeNode], interval_s: float = 5.0) -> Watched:
-    """A poller by trio's clock; the test runs it."""
+def make(nodes: Sequence[FakeNode], interval_s: float = 5.0, **options: Any) -> Watched:
+    """A poller by trio's clock, with more options; the test runs it."""
     cluster, stopping = FakeCluster(nodes), trio.Event()
     poller = Poller(
         cluster,
-        dataclasses.replace(OPTIONS, poll_interval_ns=round(interval_s * SECOND_NS)),
+        dataclasses.replace(OPTIONS, poll_interval_ns=round(interval_s * SECOND_NS), **options),
         stopping=stopping,
         wall=lambda: START + trio.current_time(),
     )
     return Watched(poller, cluster, stopping)
+
+
+SAID = stats(topic("t", 10, channel("c", 3, 10)))
+
+
+def good(number: int = 1) -> FakeNode:
+    """A node that answers at once."""
+    return FakeNode(f"good{number}:4151", always(SAID))
+
+
+def hanging(number: int = 1) -> FakeNode:
+    """A node that never answers."""
+    return FakeNode(f"hangs{number}:4151", always(SAID, 1e6))
+
+
+@asynccontextmanager
+async def running(watched: Watched) -> AsyncIterator[Poller]:
+    """The poller's task, inside the context."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watched.poller.run)
+        yield watched.poller
+        nursery.cancel_scope.cancel()
+
+
+async def polls(poller: Poller, count: int) -> Snapshot:
+    """The snapshot after so many more polls."""
+    after = poller.snapshot.sequence if poller.snapshot is not None else 0
+    return await poller.changed(after + count - 1)

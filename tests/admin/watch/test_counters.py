@@ -5,19 +5,22 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admin.watch.node import Counters, Rates
+from admin.watch.node import Counted, Counters, Rates
 
 KEY = ("t", "c")
 
 
 def answer(
     counters: Counters, now_s: float, messages: int, held: int = 0, more: int = 0, start: int = 1
-) -> Rates | None:
-    """One answer of a node with one channel; ``more`` requeues and twice as many timeouts."""
+) -> tuple[float, ...] | None:
+    """One answer of an original nsqd with a channel; ``more`` requeues and twice the timeouts."""
     counters.begin_answer(now_s, start)
-    found = counters.rates(KEY, messages, held, more, 2 * more)
+    found = counters.rates(KEY, Counted(messages, held, more, 2 * more))
     counters.end_answer()
-    return found
+    if found is None:
+        return None
+    assert found.removed is None
+    return found[:4]
 
 
 def test_the_first_answer_has_no_rates() -> None:
@@ -88,3 +91,44 @@ def test_no_rate_is_ever_negative(answers: list[tuple[int, int, int, int]]) -> N
         found = answer(counters, float(number), messages, held, more, start)
         if found is not None:
             assert min(found) >= 0.0
+
+
+def ours(counters: Counters, now_s: float, messages: int, held: int, finished: int) -> Rates | None:
+    """One answer of an nsqd that tells what was finished."""
+    counters.begin_answer(now_s, 1)
+    found = counters.rates(KEY, Counted(messages, held, finished=finished))
+    counters.end_answer()
+    return found
+
+
+def test_what_was_emptied_is_not_finished() -> None:
+    """Messages leave by a client's FIN or by being thrown away; only the first are finished."""
+    counters = Counters()
+    ours(counters, 10.0, 1000, held=900, finished=100)
+    assert ours(counters, 20.0, 1000, held=0, finished=150) == (0.0, 5.0, 0.0, 0.0, 85.0)
+    assert ours(counters, 30.0, 1100, held=100, finished=150) == (10.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def restarted(held: int, messages: int, finished: int, start: int = 2) -> tuple[int, int] | None:
+    """What is missing of 100 messages after a restart."""
+    counters = Counters()
+    counters.begin_answer(10.0, 1)
+    counters.rates(KEY, Counted(5000, 100, finished=4900))
+    counters.rates(("t", "c#ephemeral"), Counted(5000, 70, finished=4900))
+    counters.rates(("t", ""), Counted(5000, 0))
+    assert counters.end_answer() is None
+    counters.begin_answer(20.0, start)
+    counters.rates(KEY, Counted(messages, held, finished=finished))
+    counters.rates(("t", ""), Counted(messages, 0))
+    return counters.end_answer()
+
+
+def test_what_a_restart_lost_is_counted() -> None:
+    """Of what a node held, without what its clients finished since; ephemeral ones don't count."""
+    assert restarted(held=100, messages=0, finished=0) == (100, 0)
+    assert restarted(held=0, messages=0, finished=0) == (100, 100)
+    assert restarted(held=40, messages=0, finished=0) == (100, 60)
+    assert restarted(held=40, messages=0, finished=60) == (100, 0)
+    assert restarted(held=50, messages=10, finished=60) == (100, 0)
+    assert restarted(held=10, messages=10, finished=0) == (100, 100)
+    assert restarted(held=0, messages=0, finished=0, start=1) is None

@@ -9,9 +9,10 @@ import trio
 from admin.cluster.shapes import NodeStats
 from admin.upstream import UpstreamError
 from admin.watch.gathering import Gathering
-from admin.watch.node import Ages, Counters
-from admin.watch.requests import NodeMetrics, ages_in, poll_stats
+from admin.watch.node import Counters
+from admin.watch.requests import NodeMetrics, poll_stats
 from admin.watch.snapshot import NodeRow, Snapshot
+from admin.watch.vitals import Age, Ages, Reading, read_metrics
 from tests.admin.watch.fakes import channel, stats, topic
 
 
@@ -85,10 +86,10 @@ AGES: list[tuple[list[tuple[int, Ages | None]], float | None]] = [
     ([(0, None)], 0.0),
     ([(5, None)], None),
     ([(5, {})], None),
-    ([(5, {("t", "c"): 7.0})], 7.0),
-    ([(5, {("t", "c"): 7.0}), (5, {("t", "c"): 9.0})], 9.0),
-    ([(5, {("t", "c"): 7.0}), (5, None)], 7.0),
-    ([(0, {("t", "c"): 7.0})], 0.0),
+    ([(5, {("t", "c"): Age(7.0, 0)})], 7.0),
+    ([(5, {("t", "c"): Age(7.0, 0)}), (5, {("t", "c"): Age(9.0, 0)})], 9.0),
+    ([(5, {("t", "c"): Age(7.0, 0)}), (5, None)], 7.0),
+    ([(0, {("t", "c"): Age(7.0, 0)})], 0.0),
     ([(0, None), (5, None)], None),
 ]
 
@@ -161,4 +162,14 @@ nsqd_channel_oldest_message_age_seconds{topic="t",channel="odd"} old
 nsqd_topic_oldest_message_age_seconds{topic="u"} 3.0
 nsqd_topic_depth_messages{topic="u"} 4.0
 """
-    assert dict(ages_in(page)) == {("t", "c#ephemeral"): 12.5, ("t", "d"): 1000.0, ("u", ""): 3.0}
+    reading = Reading()
+    read_metrics(page, reading)
+    assert reading.ages == {("t", "c#ephemeral"): 12.5, ("t", "d"): 1000.0, ("u", ""): 3.0}
+
+
+@pytest.mark.parametrize(("left", "age_s"), [(0, 7.0), (99, 7.0), (100, None), (500, None)])
+async def test_an_age_ends_with_its_message(left: int, age_s: float | None) -> None:
+    """When all messages of the time of the reading have left, it says nothing of those of now."""
+    said = stats(topic("t", 9, channel("c", 5, left + 5)))
+    found = await gathered((said, Counters(), {("t", "c"): Age(7.0, 100)}))
+    assert found.channels["t", "c"].oldest_age_s == age_s

@@ -11,12 +11,15 @@ from admin.watch.health import (
     AGE_CRITICAL_S,
     AGE_WARNING_S,
     GROWING_S,
+    MANY,
     REQUEUE_RATE_MIN,
     TIMEOUT_RATE_MIN,
     problems,
 )
 from admin.watch.history import History
-from admin.watch.snapshot import ChannelRow, NodeRow, Snapshot, TopicRow
+from admin.watch.incidents import PATIENCE_S, REMEMBERED_S, Incidents, grouped
+from admin.watch.snapshot import ChannelRow, NodeRow, Problem, Snapshot, TopicRow
+from admin.watch.vitals import Reading, read_metrics, vitals_of
 
 NOW_S = 1_790_000_000.0
 
@@ -73,6 +76,14 @@ CHANNELS: list[tuple[dict[str, Any], list[tuple[str, str]]]] = [
     ({"clients": 0}, []),
     ({"depth": 1, "clients": 0}, [("warning", "channel-without-consumer")]),
     ({"paused": True}, []),
+    (
+        {"depth": 1, "clients": 0, "oldest_age_s": AGE_CRITICAL_S},
+        [("critical", "channel-old-message"), ("warning", "channel-without-consumer")],
+    ),
+    (
+        {"depth": 50, "unserved_depth": 40, "unserved_nodes": 1, "unserved_node": "n:4151"},
+        [("warning", "channel-node-unserved")],
+    ),
     ({"depth": 1, "paused": True}, [("notice", "channel-paused")]),
     ({"depth": 1, "paused": True, "clients": 0}, [("notice", "channel-paused")]),
     ({"depth": 1, "oldest_age_s": AGE_WARNING_S - 1}, []),
@@ -102,6 +113,8 @@ TOPICS: list[tuple[dict[str, Any], list[tuple[str, str]]]] = [
     ({"paused": True, "depth": 3, "channels": 1}, [("notice", "topic-paused")]),
     ({"depth": 3, "channels": 1}, []),
     ({"depth": 3}, [("notice", "topic-without-channel")]),
+    ({"depth": MANY}, [("warning", "topic-without-channel")]),
+    ({"depth": 3, "oldest_age_s": AGE_WARNING_S}, [("warning", "topic-without-channel")]),
 ]
 
 
@@ -149,7 +162,9 @@ async def test_the_worst_comes_first() -> None:
     snapshot = Snapshot(1, NOW_S, nodes={"n": node(up=False)}, warnings=["lookupd is away"])
     snapshot.channels = {("t", row.channel): row for row in rows}
     where = [each.where for each in await problems(snapshot, History(60.0, 5.0))]
-    assert where == ["n:4151", "t / many", "t / few", "", "t / held"]
+    assert where == ["n:4151", "", "t / many", "t / few", "t / held"]
+    snapshot.all_failed = True
+    assert (await problems(snapshot, History(60.0, 5.0)))[0].kind == "lookup"
 
 
 async def test_sentences_and_links() -> None:
@@ -175,3 +190,77 @@ async def test_a_snapshot_is_only_looked_at() -> None:
     await problems(snapshot, History(60.0, 5.0))
     assert msgspec.structs.asdict(row) == before
     assert snapshot.problems == []
+
+
+VITALS: list[tuple[str, list[tuple[str, str]]]] = [
+    ("nsqd_disk_low 1", [("critical", "node-disk-full")]),
+    ("nsqd_log_disk_full 1", [("critical", "node-disk-full")]),
+    ("nsqd_disk_free_bytes 1e9", [("warning", "node-disk")]),
+    ("nsqd_disk_free_bytes 1e10", []),
+    ("process_open_fds 95\nprocess_max_fds 100", [("warning", "node-files")]),
+    ('nsqd_event_loop_lag_seconds_bucket{le="0.1"} 100', []),
+    (
+        'nsqd_event_loop_lag_seconds_bucket{le="0.1"} 90\n'
+        'nsqd_event_loop_lag_seconds_bucket{le="0.25"} 100\n'
+        'nsqd_event_loop_lag_seconds_bucket{le="+Inf"} 100',
+        [("warning", "node-late")],
+    ),
+    ('nsqd_fsync_duration_seconds_bucket{le="1.0"} 5', [("warning", "node-fsync")]),
+    ('nsqd_dead_letters{topic="t",channel="c"} 3', [("warning", "channel-dead-letters")]),
+    ("nsqd_connections_refused_total 5", [("warning", "node-refuses")]),
+    (
+        'nsqd_channel_dropped_messages_total{topic="t",channel="c",reason="ephemeral_overflow"} 5',
+        [("warning", "channel-drops")],
+    ),
+    ('nsqd_channel_dropped_messages_total{topic="t",channel="c",reason="max_age"} 5', []),
+]
+
+
+@pytest.mark.parametrize(("lines", "wrong"), VITALS)
+async def test_what_a_node_tells_of_itself(lines: str, wrong: list[tuple[str, str]]) -> None:
+    """By the limits of the alert rules, since the reading before."""
+    reading = Reading()
+    read_metrics(f"{lines}\n".encode(), reading)
+    snapshot = Snapshot(1, NOW_S, nodes={"n:4151": node()})
+    snapshot.vitals["n:4151"] = vitals_of(reading, Reading(), NOW_S)
+    found = await problems(snapshot, History(60.0, 5.0))
+    assert [(each.severity, each.kind) for each in found] == wrong
+
+
+def problem(kind: str, where: str = "t / c", severity: Any = "warning") -> Problem:
+    """One without a figure."""
+    return Problem(severity, f"{kind}.", where, "/", kind)
+
+
+async def test_since_when() -> None:
+    """A problem that comes back soon did not end; some are told only if they last."""
+    incidents = Incidents()
+    assert [each.since_s for each in await incidents.date([problem("a")], 100.0)] == [100.0]
+    assert await incidents.date([], 150.0) == []
+    assert [each.since_s for each in await incidents.date([problem("a")], 200.0)] == [100.0]
+    again = Incidents()
+    again.restore(incidents.state())
+    await incidents.date([], 200.0 + 2 * REMEMBERED_S)
+    assert incidents.state() == []
+    assert [each.since_s for each in await again.date([problem("a")], 210.0)] == [100.0]
+    kind, patience_s = "node-unregistered", PATIENCE_S["node-unregistered"]
+    assert await again.date([problem(kind)], 300.0) == []
+    assert [each.kind for each in await again.date([problem(kind)], 300.0 + patience_s)] == [kind]
+
+
+def test_a_place_has_one_line() -> None:
+    """The worst of its problems, with the sentences of all; what has no place stays apart."""
+    several = [
+        problem("old", severity="critical"),
+        problem("slow"),
+        problem("lookup", ""),
+        problem("lookup", ""),
+        problem("slow", "u / c"),
+    ]
+    found = [(each.severity, each.what) for each in grouped(several)]
+    assert found == [
+        ("critical", "old. slow."),
+        ("warning", "lookup."),
+        ("warning", "lookup."),
+        ("warning", "slow."),
+    ]

@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from admin.watch.history import (
+    LONG_POINTS,
     MAX_SERIES,
     POINTS,
     WHOLE,
     History,
     channel_key,
+    latency_key,
     topic_key,
 )
 from admin.watch.snapshot import ChannelRow, Row, Snapshot, TopicRow
@@ -110,7 +112,7 @@ async def test_memory_is_bounded() -> None:
         await history.add_snapshot(snapshot(15.0 * number, names))
     assert len(history) == 50
     assert history.nbytes == 50 * POINTS * 3 * 4
-    assert MAX_SERIES * POINTS * 3 * 4 < 30e6
+    assert MAX_SERIES * (POINTS + LONG_POINTS) * 3 * 4 < 64e6
 
 
 async def test_who_has_messages_takes_the_place_of_who_has_none() -> None:
@@ -137,6 +139,35 @@ async def test_a_wall_clock_set_back_harms_nothing(back_s: float, points: int) -
     series = history.series(topic_key("t"))
     assert series is not None
     assert len(known(series.depth)) == points
+
+
+async def test_a_day_has_longer_slots() -> None:
+    """The last hour in detail, and the whole day; each has the highest depth of its slots."""
+    history = History(86_400.0, 5.0, idle_interval_s=30.0)
+    for number in range(2 * 3600 // 30):
+        await history.add_snapshot(snapshot(30.0 * number, {"t": number}, 1.0))
+    hour, day = history.series(topic_key("t")), history.series(topic_key("t"), 86_400.0)
+    quarter = history.series(topic_key("t"), 900.0)
+    assert hour is not None
+    assert day is not None
+    assert quarter is not None
+    assert (len(hour.depth), len(quarter.depth), len(day.depth)) == (POINTS, 60, LONG_POINTS)
+    assert not any(math.isnan(depth) for depth in [*hour.depth, *quarter.depth])
+    assert len(known(day.depth)) == 25
+    assert hour.depth[-1] == quarter.depth[-1] == day.depth[-1] == 239
+    assert known(day.depth) == sorted(known(day.depth))
+
+
+async def test_latencies_are_a_series() -> None:
+    """Up to three quantiles, the highest first."""
+    history = History(3600.0, 15.0)
+    found = Snapshot(1, START_S, latencies={("t", "c"): [(0.99, 0.2), (0.5, 0.1)]})
+    await history.add_snapshot(found)
+    series = history.series(latency_key("t", "c"))
+    assert series is not None
+    assert known(series.depth) == [pytest.approx(0.2)]
+    assert known(series.rate_in) == [pytest.approx(0.1)]
+    assert known(series.rate_out) == []
 
 
 async def test_depths_of_the_last_while() -> None:

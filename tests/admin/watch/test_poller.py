@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 import pytest
 import trio
 import trio.testing
@@ -14,50 +11,26 @@ from admin.upstream import UpstreamError
 from admin.watch.health import LEFT_S
 from admin.watch.poller import (
     ANSWER_WAIT_S,
-    GONE_S,
     IDLE_EVERY_S,
     SILENT_WAIT_S,
     Poller,
 )
-from admin.watch.snapshot import Snapshot, WatchEndedError
+from admin.watch.snapshot import WatchEndedError
 from tests.admin.watch.fakes import (
+    SAID,
     START,
     FakeNode,
-    Watched,
     always,
     channel,
+    good,
+    hanging,
     make,
+    polls,
     refuses,
+    running,
     stats,
     topic,
 )
-
-SAID = stats(topic("t", 10, channel("c", 3, 10)))
-
-
-def good(number: int = 1) -> FakeNode:
-    """A node that answers at once."""
-    return FakeNode(f"good{number}:4151", always(SAID))
-
-
-def hanging(number: int = 1) -> FakeNode:
-    """A node that never answers."""
-    return FakeNode(f"hangs{number}:4151", always(SAID, 1e6))
-
-
-@asynccontextmanager
-async def running(watched: Watched) -> AsyncIterator[Poller]:
-    """The poller's task, inside the context."""
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(watched.poller.run)
-        yield watched.poller
-        nursery.cancel_scope.cancel()
-
-
-async def polls(poller: Poller, count: int) -> Snapshot:
-    """The snapshot after so many more polls."""
-    after = poller.snapshot.sequence if poller.snapshot is not None else 0
-    return await poller.changed(after + count - 1)
 
 
 async def test_polls_are_seldom_while_nobody_looks(autojump_clock: trio.testing.MockClock) -> None:
@@ -90,7 +63,8 @@ async def test_a_node_that_dies_while_nobody_looks_is_missed(
         assert found.total.depth == 3
         assert (found.total.missing_nodes, found.total.missing_messages) == (1, 40)
         assert [producer.node for producer in poller.producers("t")] == ["dead:4151", "good1:4151"]
-        assert poller.last_seen("dead:4151", "t") == (START + 60.0, {"": 40})
+        assert (last := poller.last_seen("dead:4151", "t")) is not None
+        assert (last[0], last[1][""].held) == (START + 60.0, 40)
         assert found.topics["t"].missing_nodes == 1
 
 
@@ -335,30 +309,6 @@ async def test_without_lookupd_from_the_start_a_snapshot_says_so(
     assert found is not None
     assert found.nodes == {}
     assert "connection refused" in found.warnings[0]
-
-
-async def test_a_node_lookupd_forgot_is_asked_on_for_a_while(
-    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That is how a dead node looks; later it is taken for one that was taken away."""
-    # A day has tens of thousands of polls, a quarter of an hour hundreds.
-    gone_s = 900.0
-    assert gone_s < GONE_S
-    monkeypatch.setattr("admin.watch.poller.GONE_S", gone_s)
-    node = FakeNode("dead:4151", always(SAID))
-    watched = make([node, good()])
-    async with running(watched) as poller:
-        with poller.watch():
-            await polls(poller, 1)
-            watched.cluster.listed = [good()]
-            found = await polls(poller, 10)
-            assert not found.nodes["dead:4151"].registered
-            assert "node-unregistered" in [problem.kind for problem in found.problems]
-            node.answer = refuses("dead:4151")
-            found = await polls(poller, 10)
-            assert found.problems[0].kind == "node-silent"
-            await trio.sleep(gone_s)
-            assert list((await polls(poller, 1)).nodes) == ["good1:4151"]
 
 
 async def test_nodes_are_asked_for_now_and_then(autojump_clock: trio.testing.MockClock) -> None:

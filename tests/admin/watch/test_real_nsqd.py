@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import trio
 
 from admin.daemon import running_nsqadmin
 from admin.options import NsqadminOptions
 from admin.watch.poller import Poller
 from admin.watch.snapshot import Snapshot
-from tests.processes import other_binary, running_nsqd, running_nsqlookupd
+from tests.processes import free_address, other_binary, running_nsqd, running_nsqlookupd
+from tests.soak import in_short_soak
 from trionsq.durations import SECOND_NS
 from trionsq.httpget import post
 
@@ -78,3 +82,34 @@ async def test_a_node_that_dies_is_missed(tmp_path: Path) -> None:
                 assert found.nodes[name].error
                 assert found.problems[0].kind == "node-silent"
                 assert found.total.nodes == 0
+
+
+@in_short_soak
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+async def test_only_a_restart_that_lost_messages_is_a_warning(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """A stop keeps what waits and what is deferred; kill -9 loses what is in memory."""
+    name = free_address()
+    flags = [f"--tcp-address={free_address()}", f"--http-address={name}"]
+    with trio.fail_after(LIMIT_S):
+        async with running_nsqadmin(options(nsqd_http_address=(name,))) as dashboard:
+            poller = dashboard.poller
+            with poller.watch():
+                async with running_nsqd(tmp_path, flags) as nsqd:
+                    await post(f"http://{name}/topic/create?topic=t", b"")
+                    await post(f"http://{name}/channel/create?topic=t&channel=c", b"")
+                    for delay_ms in (0, 0, 600_000):
+                        await post(f"http://{name}/pub?topic=t&defer={delay_ms}", b"x")
+
+                    def has_all(now: Snapshot) -> bool:
+                        row = now.channels.get(("t", "c"))
+                        return row is not None and row.depth + row.deferred == 3
+
+                    await seen(poller, has_all)
+                    os.kill(nsqd.process.pid, number)
+                    await nsqd.process.wait()
+                async with running_nsqd(tmp_path, flags):
+                    found = await seen(poller, lambda now: name in now.restarts)
+    assert found.restarts[name].held == 3
+    assert found.restarts[name].missing == (0 if number is signal.SIGTERM else 3)
