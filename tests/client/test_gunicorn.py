@@ -14,7 +14,7 @@ import pytest
 
 from tests.client.worlds import until
 from tests.processes import free_address, split_address
-from tests.soak import by_level, more_in_soak
+from tests.soak import by_level, in_short_soak, more_in_soak
 from trionsq.client import Config
 from trionsq.client.blocking import Consumer, Message
 from trionsq.testing import OpenBroker, broker_in_thread
@@ -99,9 +99,14 @@ def handle_all(nsqd: OpenBroker) -> Counter[int]:
     return found
 
 
-@more_in_soak
 @pytest.mark.time_limit(600)
-@pytest.mark.parametrize("options", [["--preload"], ["--threads=4"]], ids=["preload", "threads"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(["--preload"], id="preload", marks=more_in_soak),
+        pytest.param(["--threads=4"], id="threads", marks=in_short_soak),
+    ],
+)
 def test_a_request_that_was_answered_has_published(options: list[str]) -> None:
     """4 workers publish, and SIGTERM ends gunicorn in the middle: what was confirmed is at nsqd
     once, and gunicorn ends by itself."""
