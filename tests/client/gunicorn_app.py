@@ -1,4 +1,5 @@
-"""A WSGI application that publishes by the blocking client: ``/pub?number=N`` answers 200 after OK.
+"""A WSGI application that publishes by the blocking client: ``/pub?N,...`` answers 200 after OK,
+with the id of the process, and ``/ping`` at once.
 
 Its producer is made when the module is imported: with ``--preload`` in gunicorn's master, before it
 forks. ``NSQD`` names the nsqd.
@@ -18,10 +19,10 @@ PRODUCER = Producer(os.environ["NSQD"])
 
 def app(environ: dict[str, Any], start_response: Callable[..., object]) -> Iterable[bytes]:
     """Publish the numbers of the query: the first by itself, all others together."""
-    first, *others = environ["QUERY_STRING"].split(",")
     try:
-        PRODUCER.publish("web", first.encode())
-        if others:
+        if environ["PATH_INFO"] == "/pub":
+            first, *others = environ["QUERY_STRING"].split(",")
+            PRODUCER.publish("web", first.encode())
             PRODUCER.publish_many("web", [number.encode() for number in others])
     except (ClientError, ProtocolError) as error:
         start_response("503 Service Unavailable", [("Content-Type", "text/plain")])

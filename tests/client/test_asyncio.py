@@ -52,15 +52,17 @@ def test_a_timeout_of_asyncio(world: World, nsqd: OpenBroker) -> None:
     topic = f"timeout-{world}"
     handled: list[Message] = []
 
-    async def handle(message: Message) -> None:
-        handled.append(message)
-        await asyncio.sleep(3600)
-        handled.clear()
-
     async def main() -> None:
+        async def handle(message: Message) -> None:
+            handled.append(message)
+            if len(handled) == 5:
+                timeout.reschedule(asyncio.get_running_loop().time())
+            await asyncio.sleep(3600)
+            handled.clear()
+
         await publish(nsqd, topic)
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2), consumer_of(nsqd, topic) as consumer:
+            async with asyncio.timeout(3600) as timeout, consumer_of(nsqd, topic) as consumer:
                 await consumer.run(handle, concurrency=5)
         assert len(handled) == 5
         task = asyncio.current_task()

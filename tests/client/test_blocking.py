@@ -317,3 +317,39 @@ def test_a_second_signal_ends_at_once(nsqd: OpenBroker) -> None:
     assert complaints.endswith(b"KeyboardInterrupt\n")
     stats = channel_stats(nsqd, "stuck", "c")
     assert (stats["depth"], stats["in_flight_count"], stats["timeout_count"]) == (100, 0, 0)
+
+
+def test_a_signal_may_come_to_any_thread(nsqd: OpenBroker) -> None:
+    """The kernel gives it to a handler's thread: the main thread wakes, from its wait for the
+    messages and from that for the handlers."""
+    with Producer(nsqd.tcp_address) as producer:
+        producer.publish("any-thread", b"x")
+    consumer = Consumer("any-thread", "c", nsqd_tcp_addresses=[nsqd.tcp_address], config=CONFIG)
+    proceed = threading.Event()
+
+    def handle(message: Message) -> None:
+        message.finish()
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        until(consumer._background.ended.done)
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        proceed.wait()
+
+    with pytest.raises(KeyboardInterrupt):
+        consumer.run(handle)
+    proceed.set()
+
+
+def test_an_interruption_before_the_thread_has_begun(
+    nsqd: OpenBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while the consumer starts ends it too, whatever its thread has done so far."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    for patched in ("_thread.start", "_started.wait"):
+        consumer = Consumer("early", "c", nsqd_tcp_addresses=[nsqd.tcp_address], config=CONFIG)
+        thing, method = patched.split(".")
+        monkeypatch.setattr(getattr(consumer._background, thing), method, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            consumer.run(print, handle_signals=False)

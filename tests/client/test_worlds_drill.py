@@ -21,7 +21,7 @@ import trio
 
 from tests.client.worlds import in_thread, run_in, until
 from tests.processes import free_address, running_nsqd, running_nsqlookupd
-from tests.soak import by_level, in_short_soak, more_in_soak
+from tests.soak import by_level, in_short_soak
 from trionsq.client import (
     Config,
     ConnectError,
@@ -33,7 +33,7 @@ from trionsq.client import (
     blocking,
 )
 
-COUNT = by_level(test=4_000, short=20_000, full=200_000)
+COUNT = by_level(test=20_000, short=20_000, full=200_000)
 BATCH = 50
 PUBLISHERS = 4
 FAULTS = 3
@@ -226,15 +226,8 @@ def drill_threads(account: Account, random: Random) -> None:
 
 
 @pytest.mark.time_limit(LIMIT_S)
-@pytest.mark.parametrize(
-    "world",
-    [
-        pytest.param("asyncio", marks=more_in_soak),
-        pytest.param("trio", marks=in_short_soak),
-        pytest.param("uvloop", marks=in_short_soak),
-        pytest.param("threads", marks=in_short_soak),
-    ],
-)
+@in_short_soak
+@pytest.mark.parametrize("world", ["asyncio", "trio", "uvloop", "threads"])
 def test_what_is_confirmed_is_handled(world: str, tmp_path: Path) -> None:
     """Every message with an OK is handled; nothing is after a cancellation; all ends."""
     account, random = Account(), Random(22)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures.thread
+import contextlib
 import encodings.idna
+import signal
+import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -18,7 +21,7 @@ import anyio._backends._asyncio
 
 from trionsq.transports import asyncio_sockets
 
-__all__ = ["Background"]
+__all__ = ["Background", "wait_for"]
 
 # What the thread would import later. A fork amid an import leaves the module locked in the child.
 _IMPORTED: Final = (
@@ -49,6 +52,7 @@ class Background:
         self._is_due = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
+        self._is_cancelled = False
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -74,7 +78,8 @@ class Background:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         self._started.set()
-        await self._main()
+        if not self._is_cancelled:
+            await self._main()
 
     @property
     def is_running(self) -> bool:
@@ -90,8 +95,12 @@ class Background:
             return
         self._calls.append(partial(function, *arguments) if arguments else function)
         if not self._is_due:
-            self._is_due = True
-            self._wake()
+            try:
+                self._is_due = True
+                self._wake()
+            except BaseException:  # a signal handler's: the next call is to wake the event loop
+                self._is_due = False
+                raise
 
     def _wake(self) -> None:
         try:
@@ -111,11 +120,42 @@ class Background:
                 return
 
     def cancel(self) -> None:
-        """Cancel the function."""
+        """Cancel the function. If it has not begun, it will not."""
+        self._is_cancelled = True
         if self._task is not None:
             self.call(self._task.cancel)
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait until the thread has ended; False if it has not within the time."""
-        self._thread.join(timeout_s)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+
+def wait_for(ended: Future[None]) -> None:
+    """Wait until it is done, and raise its error. In the main thread signal handlers run meanwhile.
+
+    Python calls them in the main thread alone, but the kernel gives a signal to any thread, often
+    to another one when the process was paused. That does not end the main thread's wait for a lock,
+    but its wait for the wakeup descriptor.
+    """
+    if threading.current_thread() is threading.main_thread():
+        bell = socket.socketpair()
+        bell[1].setblocking(False)
+        reader, writer = bell[0].dup(), bell[1].dup()
+        # The other thread has descriptors of its own: it may ring when this one waits no more.
+        ended.add_done_callback(partial(_ring, *bell))
+        with reader, writer:
+            before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+            try:
+                while not ended.done():
+                    reader.recv(4096)
+            finally:
+                signal.set_wakeup_fd(before)
+    ended.result()
+
+
+def _ring(reader: socket.socket, writer: socket.socket, _: Future[None]) -> None:
+    # When it is full, there is enough to read.
+    with reader, writer, contextlib.suppress(BlockingIOError):
+        writer.send(b"\0")

@@ -7,6 +7,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from queue import SimpleQueue
 from types import FrameType
 from typing import Final, TypeAlias
@@ -16,7 +17,7 @@ import anyio.to_thread
 
 from trionsq.client import consumer as async_consumer
 from trionsq.client import message as async_message
-from trionsq.client.blocking.background import Background
+from trionsq.client.blocking.background import Background, wait_for
 from trionsq.client.blocking.message import Message
 from trionsq.client.config import Config
 from trionsq.client.errors import StoppedError
@@ -82,6 +83,8 @@ class Consumer:
         self._is_handling = True
         self._work: SimpleQueue[Message | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
+        # One for each thread.
+        self._ended: list[Future[None]] = []
 
     def __repr__(self) -> str:
         return f"<blocking {self._consumer!r}>"
@@ -111,9 +114,10 @@ class Consumer:
         if self._threads:
             raise RuntimeError("run may be called once")
         for number in range(concurrency):
+            self._ended.append(Future())
             thread = threading.Thread(
                 target=self._handle_all,
-                args=(handler,),
+                args=(handler, self._ended[-1]),
                 name=f"trionsq-handler-{self._name}-{number}",
                 daemon=True,
             )
@@ -124,7 +128,7 @@ class Consumer:
                 self._background.start()
                 for thread in self._threads:
                     thread.start()
-                self._background.ended.result()
+                wait_for(self._background.ended)
                 is_complete = True
             finally:
                 self._end(is_complete)
@@ -135,8 +139,10 @@ class Consumer:
         self._background.join()
         for _ in self._threads:
             self._work.put(None)
-        for thread in self._threads if is_complete else ():
-            thread.join()
+        if is_complete:
+            for ended, thread in zip(self._ended, self._threads, strict=True):
+                wait_for(ended)
+                thread.join()
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -188,7 +194,13 @@ class Consumer:
 
     # In the handlers' threads
 
-    def _handle_all(self, handler: Handler) -> None:
+    def _handle_all(self, handler: Handler, ended: Future[None]) -> None:
+        try:
+            self._handle_each(handler)
+        finally:
+            ended.set_result(None)
+
+    def _handle_each(self, handler: Handler) -> None:
         while (message := self._work.get()) is not None:
             # nsqd redelivers the messages of a broken connection.
             if not self._is_handling or not message.is_answerable:
