@@ -101,7 +101,6 @@ class Site:
         here: str = "",
         *,
         live: bool = False,
-        status: int = 200,
         **more: Any,
     ) -> Response:
         """A page of the frame.
@@ -111,7 +110,6 @@ class Site:
             title: of the window.
             here: the current entry of the navigation.
             live: whether its live part is fetched again after each poll.
-            status: of the response.
             more: values for the template.
         """
         fragment = "HX-Request" in request.headers
@@ -127,7 +125,7 @@ class Site:
             **more,
         }
         page = self._templates.get_template(template).render(values)
-        response = _html_response(page, status)
+        response = _html_response(page)
         response.headers["Cache-Control"] = "no-store"
         if self.graphs is not None and (interval := request.args.get("t")) in INTERVALS:
             response.set_cookie(

@@ -202,12 +202,14 @@ class TopicPages:
         return response
 
     def _missing(self, kind: str, name: str, near: Sequence[tuple[str, str]]) -> Response:
-        """The page of a name that nobody knows; ``near``: names like it, and their pages."""
+        """The page of a name that nobody knows; ``near``: names like it, and their pages.
+
+        Its status is 200, as the original's, whose pages are all one.
+        """
         return self._site.page(
             "missing.html",
             f"No {kind} {name}",
             "topics",
-            status=404,
             kind=kind,
             name=name,
             near=near,

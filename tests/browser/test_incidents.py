@@ -104,6 +104,7 @@ def check_silent_node(at: Tab, cluster: Cluster, name: str) -> None:
     expect(page.locator("tbody")).to_contain_text("held 7")
 
 
+@in_short_soak
 def test_a_node_that_died_is_missed_by_the_next_nsqadmin_too(
     browser: Browser, cluster: Cluster, tmp_path: Path
 ) -> None:

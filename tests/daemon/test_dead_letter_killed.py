@@ -19,6 +19,7 @@ from tests.soak import by_level, in_short_soak, more_in_soak
 from trionsq.httpget import GetError, get, post
 
 COUNT = 400
+STORAGES = by_level(test=["log"], short=["default", "log"], full=["default", "log"])
 LOG = ["--storage=log", "--durability=always", "--state-interval=200ms"]
 POLICY = '[poison]\ntopics = "t"\nmax_attempts = 2\n'
 
@@ -174,7 +175,7 @@ async def test_no_letter_is_lost_while_they_go_back(tmp_path: Path) -> None:
 
 
 @more_in_soak
-@pytest.mark.parametrize("storage", ["default", "log"])
+@pytest.mark.parametrize("storage", STORAGES)
 async def test_a_proper_stop_keeps_the_account(tmp_path: Path, storage: str) -> None:
     """Whenever it comes: each message is in its channel once, or is a letter once; then all die,
     and all come back."""

@@ -22,6 +22,7 @@ from trio.testing import MockClock
 
 from tests.broker.support import Gate
 from tests.processes import nsqd_command, split_address
+from tests.soak import smoke
 from trionsq.broker.drain import Drain, DrainPhase
 from trionsq.broker.options import NsqdOptions, validated
 from trionsq.daemon.signals import ECHO_S
@@ -153,7 +154,7 @@ def state_of_drain(nsqd: Nsqd) -> str:
     return str(json.loads(nsqd.ask("GET", "/config/drain")[1])["state"])
 
 
-@pytest.mark.parametrize("storage", ["default", "log"])
+@pytest.mark.parametrize("storage", smoke({"default": "default", "log": "log"}, "default"))
 def test_sigterm_drains_if_asked_to(storage: str, tmp_path: Path) -> None:
     """It serves on until nothing is left, or its limit; exit 0, and what is left is on disk."""
     flags = ("--sigterm=drain", f"--storage={storage}")

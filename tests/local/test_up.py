@@ -32,7 +32,6 @@ CONFIG = Config(
     max_attempts=0,
 )
 FLAGS: dict[str, list[str]] = {"one process": [], "processes": ["--processes"]}
-MODES = pytest.mark.parametrize("mode", smoke(FLAGS, *FLAGS))
 ONE_MODE = pytest.mark.parametrize("mode", smoke(FLAGS, "one process"))
 """The other one is for the soaks."""
 IN_SOAK = pytest.mark.parametrize("mode", smoke(FLAGS))
@@ -169,7 +168,7 @@ async def until_ended(pids: dict[str, int]) -> None:
         await trio.sleep(0.02)
 
 
-@MODES
+@ONE_MODE
 async def test_messages_flow_and_outlast_ctrl_c(mode: list[str], tmp_path: Path) -> None:
     """What is published to either nsqd is consumed by discovery, also after Ctrl-C and a start.
 

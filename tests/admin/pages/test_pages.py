@@ -155,8 +155,7 @@ async def test_each_page_is_there_whatever_the_cluster_is_like(nodes: Nodes) -> 
             answer = await site.get(path)
             if path.startswith("/search") and answer.status_code == 303:
                 continue  # found alone, so it is opened
-            # A topic that nobody knows is a page, too.
-            assert answer.status_code in ((200, 404) if path.startswith("/topics/") else (200,))
+            assert answer.status_code == 200
             check(await answer.get_data(as_text=True), path)
 
 

@@ -141,6 +141,7 @@ def test_replay(spark: SparkSession, nsqd: OpenBroker, folder: Path) -> None:
     assert found == [b"%d" % number for number in range(200)]
 
 
+@in_short_soak
 def test_replay_of_a_range_goes_on_where_it_was(
     spark: SparkSession,
     nsqd: OpenBroker,
