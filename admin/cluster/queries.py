@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
+from operator import not_
 from typing import Final, Generic, TypeVar
 from urllib.parse import urlencode
 
@@ -119,7 +121,7 @@ class Cluster:
             return QueryResult({}, [])
         topics = await self.topics(late_s=late_s, first_s=first_s)
         nodes = await self.nodes(late_s=late_s, first_s=first_s)
-        active = {name for node in nodes.value for name in _visible_topics(node)}
+        active = set[str]().union(*map(_visible_topics, nodes.value))
         names = [name for name in topics.value if name not in active]
         warnings = [*topics.warnings, *nodes.warnings]
         channels: dict[str, list[str]] = {}
@@ -340,12 +342,8 @@ def _topics_of(stats: NodeStats) -> list[str]:
 
 def _visible_topics(node: Producer) -> list[str]:
     """The topics of a node that are not tombstoned."""
-    hidden = node.tombstones or []
-    return [
-        name
-        for number, name in enumerate(node.topics or ())
-        if number >= len(hidden) or not hidden[number]
-    ]
+    topics, hidden = node.topics or [], node.tombstones or []
+    return [*compress(topics, map(not_, hidden)), *topics[len(hidden) :]]
 
 
 def _joined(lists: Iterable[tuple[str, Sequence[Producer]]]) -> list[Producer]:

@@ -10,7 +10,9 @@ import binascii
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -211,14 +213,15 @@ class Site:
         """The state of the cluster, for the title, the icon and the age of the figures."""
         poller = self.dashboard.poller
         snapshot = poller.snapshot
-        severities = [each.severity for each in snapshot.problems] if snapshot else []
+        problems = snapshot.problems if snapshot else ()
+        severities = Counter(map(attrgetter("severity"), problems))
         return {
             "taken_s": snapshot.taken_s if snapshot else None,
             "age_s": poller.age_s,
             "is_late": poller.is_late,
             "late_s": LATE_INTERVALS * poller.interval_s + ANSWER_WAIT_S,
-            "alarms": len(severities) - severities.count("notice"),
-            "is_critical": "critical" in severities,
+            "alarms": len(problems) - severities["notice"],
+            "is_critical": severities["critical"] > 0,
         }
 
     def _frame(self, lines: Mapping[str, object] | None) -> dict[str, Any]:
