@@ -238,11 +238,10 @@ class Policies:
         except ValueError as error:
             self._note_file_error(f"{path}: {error}")
             return
-        self.file_error = ""
         of_file = {policy.name: policy for policy in found}
         together = {**self._stored, **of_file}
         applied = await trio.to_thread.run_sync(PolicySet, together.values())
-        self.of_file = of_file
+        self.of_file, self.file_error = of_file, ""
         if {**self._stored, **of_file} == together:
             self.applied = applied
         else:
