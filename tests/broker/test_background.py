@@ -15,6 +15,7 @@ import trio.testing
 from trionsq.broker.background import ThreadBackground
 from trionsq.disk import RealDisk
 from trionsq.storage.folder import Job, JobDone
+from trionsq.transports.poller import Poller
 
 LIMIT_S = 60.0
 
@@ -267,18 +268,24 @@ async def test_a_series_stops_with_the_background() -> None:
 # Single writes
 
 
-@pytest.fixture(params=["kernel", "thread"])
+@pytest.fixture(params=["kernel", "poller", "thread"])
 async def writer(
     request: pytest.FixtureRequest, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> ThreadBackground:
     """What writes, with io_uring and without it."""
     if request.param == "thread":
         monkeypatch.setattr("trionsq.broker.background.open_ring", lambda: None)
-    made = ThreadBackground()
+    poller = Poller()
+    if request.param == "poller":
+        nursery.start_soon(poller.run)
+        await trio.testing.wait_all_tasks_blocked()
+    made = ThreadBackground(poller)
     await nursery.start(made.run)
-    if request.param == "kernel" and not made.writes_directly:
+    if request.param != "thread" and not made.writes_directly:
         pytest.skip("the system has no io_uring, or does not let us use it")
-    assert made.writes_directly == (request.param == "kernel")
+    assert made.writes_directly == (request.param != "thread")
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(poller) == (request.param == "poller")
     return made
 
 
@@ -337,6 +344,37 @@ async def test_what_follows_a_single_write_is_waited_for(
     with trio.fail_after(LIMIT_S):
         await writer.wait_idle()
     assert told == ["first", "second", "job"]
+    file.close()
+
+
+async def test_writes_are_heard_of_before_during_and_after_a_poller(
+    tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    """A broker's poller begins after its background, and ends before it."""
+    file = RealDisk(tmp_path).create("file")
+    poller = Poller()
+    background = ThreadBackground(poller)
+    await nursery.start(background.run)
+    if not background.writes_directly:
+        pytest.skip("the system has no io_uring, or does not let us use it")
+    told: list[tuple[int, bool]] = []
+
+    async def write() -> None:
+        background.submit_write(
+            file, b"a", 0, lambda error: told.append((len(poller), poller.turn.is_open))
+        )
+        with trio.fail_after(LIMIT_S):
+            await background.wait_idle()
+
+    await write()
+    async with trio.open_nursery() as own:
+        own.start_soon(poller.run)
+        await trio.testing.wait_all_tasks_blocked()
+        await write()
+        await write()
+        own.cancel_scope.cancel()
+    await write()
+    assert told == [(0, True), (0, True), (1, True), (0, True)]
     file.close()
 
 

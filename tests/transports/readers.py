@@ -9,7 +9,8 @@ from typing import Final, TypeAlias
 
 import trio
 
-from trionsq.transports.poller import Input, Poller, Step, last_turn, next_turn
+from trionsq.transports.polled import Input, Step, last_turn, next_turn
+from trionsq.transports.poller import Poller
 from trionsq.transports.transport import Transport
 from trionsq.transports.trio_sockets import SocketTransport
 

@@ -13,6 +13,7 @@ import trio
 from trionsq.broker.uring import Ring, open_ring
 from trionsq.disk import DiskFile, RealFile
 from trionsq.storage.folder import Job, JobDefects, JobDone, NextJob
+from trionsq.transports.poller import Poller
 
 __all__ = ["ThreadBackground"]
 
@@ -32,8 +33,10 @@ class ThreadBackground:
         defects: unexpected exceptions.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, poller: Poller | None = None) -> None:
+        """``poller`` tells of writes that have ended while it runs."""
         self.defects = JobDefects()
+        self._poller = Poller() if poller is None else poller
         self._token: trio.lowlevel.TrioToken | None = None
         self._has_ended = False
         # At most one job of each disk queue, and of each other file; with what follows it.
@@ -65,11 +68,16 @@ class ThreadBackground:
                 ring.close()
 
     async def _hear_of_writes(self, ring: Ring) -> None:
-        while True:
-            await trio.lowlevel.wait_readable(ring.fileno())
+        def end_writes() -> None:
             ring.end_writes()
             if not len(ring) and not self._running:
                 self._tell_idle()
+
+        while True:
+            await self._poller.watch_input(ring.fileno(), end_writes)
+            await trio.lowlevel.wait_readable(ring.fileno())
+            with self._poller.turn:
+                end_writes()
 
     @property
     def writes_directly(self) -> bool:
@@ -131,7 +139,7 @@ class ThreadBackground:
                     return error
                 newest = following
                 with suppress(trio.RunFinishedError):
-                    token.run_sync_soon(self._tell, done, error)
+                    token.run_sync_soon(self._tell_in_turn, done, error)
 
         def deliver(ended: outcome.Outcome[Exception | None]) -> None:
             try:
@@ -157,6 +165,10 @@ class ThreadBackground:
         except Exception as defect:
             self.defects.report(defect)
 
+    def _tell_in_turn(self, done: JobDone, error: Exception | None) -> None:
+        with self._poller.turn:
+            self._tell(done, error)
+
     def _end(self, token: trio.lowlevel.TrioToken, done: JobDone, error: Exception | None) -> None:
         """Hear in trio's thread that the last job of a thread has ended."""
         if self._has_ended:
@@ -165,7 +177,7 @@ class ThreadBackground:
             self._start(token, *self._waiting.popleft())
         else:
             self._running -= 1
-        self._tell(done, error)
+        self._tell_in_turn(done, error)
         if not self._running:
             self._tell_idle()
 

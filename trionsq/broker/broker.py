@@ -52,7 +52,6 @@ from trionsq.storage.log.state import SqliteState
 from trionsq.storage.metadata import IdReserve, TopicRecord, load_metadata
 from trionsq.transports.poller import Poller
 from trionsq.transports.transport import Transport
-from trionsq.transports.turn import Turn
 from trionsq.wire.errors import DRAINING
 
 __all__ = ["Broker"]
@@ -100,6 +99,7 @@ class Broker:
         random: Random | None = None,
         open_state: Callable[[Disk], State] = SqliteState,
         open_letters: Callable[[Disk], DeadLetterStore] = SqliteLetters,
+        poller: Poller | None = None,  # waits for input
     ) -> None:
         """Make a broker that listens nowhere by itself.
 
@@ -134,7 +134,7 @@ class Broker:
         self.auth_servers = AuthServers(options, random) if options.auth_http_address else None
         self.users = users_of(options)
         self.logs = LogTopics(folder, options, self.topics, self.clock, open_state)
-        self._turn = Turn()
+        self._poller = Poller() if poller is None else poller
         self.policies = Policies(folder, self.topics, self.clock, self.chores, self.defects)
         self.registry = TopicRegistry(
             self.topics,
@@ -148,7 +148,7 @@ class Broker:
             self.logs,
             self.policies,
             self._topics_changed,
-            self._turn,
+            self._poller.turn,
         )
         self.dead_letters = DeadLetters(
             folder, self.clock, self.registry, self.live_options, self.ports, open_letters
@@ -187,7 +187,7 @@ class Broker:
             clients=self.clients,
             heartbeat_checks=TimingWheel(),
             handlers=handlers,
-            poller=Poller(self._turn),
+            poller=self._poller,
         )
 
     @property

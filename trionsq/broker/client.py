@@ -26,7 +26,8 @@ from trionsq.broker.runtime import Clock
 from trionsq.core.channel import ChannelState
 from trionsq.core.given_up import GivenUp
 from trionsq.logtext import printable
-from trionsq.transports.poller import HANDLED, NOTHING, Poller, Step, last_turn, next_turn
+from trionsq.transports.polled import HANDLED, NOTHING, Step, last_turn, next_turn
+from trionsq.transports.poller import Poller
 from trionsq.transports.tls import TlsInfo
 from trionsq.transports.transport import MAX_FULL_READS, BrokenStreamError, Transport
 from trionsq.wire import frames
@@ -46,10 +47,7 @@ _READ_BYTES: Final = 128 * 1024
 _MAX_COMMANDS: Final = 128
 
 Handler: TypeAlias = "Callable[[Client, Any], Reply]"
-"""Runs a command of a client. mypy can't say that each handler takes its own event.
-
-Raises ProtocolError to refuse the command and end the connection.
-"""
+"""Runs a command; a ProtocolError ends the connection. (Each takes an event of its own.)"""
 
 
 class SubscribedChannel(Protocol):
@@ -213,7 +211,7 @@ class Client:
         await self._settle()
 
     def advance(self) -> Step:
-        """Read and run commands until that has to wait; see `trionsq.transports.poller`."""
+        """Read and run commands until that has to wait; see `trionsq.transports.polled`."""
         parser = self.parser
         for _ in range(MAX_FULL_READS):
             may_have_more = True

@@ -274,7 +274,7 @@ class Topic:
         self._may_try_again.set()
         self._may_try_again = trio.Event()
         self.core.retry()
-        self._mover.wake_task()
+        self._mover.wake()
 
     def channel(self, name: str, begin_at: int | None = None) -> Channel:
         """Return the channel of that name; create it if there is none. The name must be valid.

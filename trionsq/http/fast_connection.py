@@ -30,7 +30,7 @@ from trionsq.http.fast_requests import (
     Target,
     is_unknown_start,
 )
-from trionsq.transports.poller import HANDLED, NOTHING, Step, last_turn, next_turn
+from trionsq.transports.polled import HANDLED, NOTHING, Step, last_turn, next_turn
 from trionsq.transports.transport import MAX_FULL_READS, Transport
 from trionsq.web.limits import PaceWatch
 from trionsq.web.protocol import HttpError, parse_query

@@ -33,6 +33,7 @@ from trionsq.http.serve import gate_of, serve_http
 from trionsq.storage.folder import DataPathError, lock_data_path
 from trionsq.storage.metadata import MetadataError, remove_drafts
 from trionsq.transports.certificates import ServerTls, TlsConfigError
+from trionsq.transports.poller import Poller
 from trionsq.transports.trio_sockets import SocketTransport
 from trionsq.web.gate import Gate
 from trionsq.web.serve import NO_MOUNTS, Mounts
@@ -65,8 +66,9 @@ async def running_nsqd(options: NsqdOptions) -> AsyncIterator[Broker]:
         disk = RealDisk(lock.path)
         remove_drafts(disk)
         sockets = stack.enter_context(ExitStack())
-        background = ThreadBackground()
-        broker = Broker(options, data_folder(options, disk, background))
+        poller = Poller()
+        background = ThreadBackground(poller)
+        broker = Broker(options, data_folder(options, disk, background), poller=poller)
         tcp = await _open(options.tcp_address, sockets)
         https = await _open(options.https_address if broker.tls else "", sockets)
         http = await _open(options.http_address, sockets)

@@ -24,27 +24,17 @@ from __future__ import annotations
 import select
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from enum import Enum, auto
 from time import perf_counter
-from typing import Final, Protocol, TypeAlias
+from typing import Final
 
 import trio
 from outcome import Error, Outcome, Value
 
-from trionsq.transports.transport import Transport
+from trionsq.transports.polled import HANDLED, Input, PolledConnection, Step, next_turn
 from trionsq.transports.trio_sockets import SocketTransport
 from trionsq.transports.turn import Turn
 
-__all__ = [
-    "HANDLED",
-    "NOTHING",
-    "Input",
-    "PolledConnection",
-    "Poller",
-    "Step",
-    "last_turn",
-    "next_turn",
-]
+__all__ = ["Poller"]
 
 # Sockets that one look at the epoll tells of.
 _MAX_READY: Final = 1024
@@ -67,53 +57,6 @@ _EVENTS: Final = (
     if hasattr(select, "epoll")
     else 0
 )
-
-
-class Input(Enum):
-    """How a look at the input ended, if nobody has to wait."""
-
-    NOTHING = auto()
-    """None had come."""
-    HANDLED = auto()
-    """All that had come is handled. The last read did not fill its buffer."""
-
-
-# Python 3.11 calls a function for each `Input.HANDLED`.
-NOTHING: Final = Input.NOTHING
-HANDLED: Final = Input.HANDLED
-
-Step: TypeAlias = "Awaitable[bool] | Input"
-"""What a connection has to wait for, which returns whether it goes on; or that it needs input."""
-
-
-class PolledConnection(Protocol):
-    """What is served by a `Poller`.
-
-    Attributes:
-        transport: what it reads from. Only what is awaited may replace it.
-    """
-
-    transport: Transport
-
-    def advance(self) -> Step:
-        """Read and handle what has come, a bounded part of it, without waiting.
-
-        Called in the task of the connection or in the poller's.
-
-        Raises:
-            OSError: the connection broke.
-        """
-
-
-async def next_turn() -> bool:
-    """Give other tasks their turn: a `Step` of a connection that is not done."""
-    await trio.lowlevel.checkpoint()
-    return True
-
-
-async def last_turn() -> bool:
-    """End the connection: a `Step`."""
-    return False
 
 
 async def _go_on() -> bool:
@@ -254,6 +197,22 @@ class _SocketWatch(_Watch):
             self._poller.remove(self._fd)
 
 
+class _InputWatch:
+    """Waits for the input of something that is no connection, by a `Poller`."""
+
+    __slots__ = ("_handle_input", "ended")
+
+    def __init__(self, handle_input: Callable[[], None]) -> None:
+        self._handle_input = handle_input
+        self.ended = trio.Event()
+
+    def note_ready(self, events: int, *, is_late: bool) -> None:
+        self._handle_input()
+
+    def end(self) -> None:
+        self.ended.set()
+
+
 class Poller:
     """One edge-triggered epoll for many sockets. Without one, each waits by itself.
 
@@ -267,7 +226,7 @@ class Poller:
         self.turn = turn or Turn()
         self._epoll: select.epoll | None = None
         self._opened: trio.Event | None = None  # while `run` runs
-        self._watches: dict[int, _SocketWatch] = {}
+        self._watches: dict[int, _SocketWatch | _InputWatch] = {}
 
     def __repr__(self) -> str:
         return f"<Poller {len(self)} sockets>"
@@ -305,8 +264,8 @@ class Poller:
             return _SocketWatch(connection, transport.fileno(), self)
         return _Watch(connection, self.turn)
 
-    def add(self, fd: int, watch: _SocketWatch) -> None:
-        """Tell ``watch`` of the input of a socket, also of what has come already.
+    def add(self, fd: int, watch: _SocketWatch | _InputWatch) -> None:
+        """Tell ``watch`` of the input of a descriptor, also of what has come already.
 
         Raises:
             OSError: the system has no descriptor for the epoll, or takes no more sockets.
@@ -317,6 +276,25 @@ class Poller:
             self._opened.set()
         self._epoll.register(fd, _EVENTS)
         self._watches[fd] = watch
+
+    async def watch_input(self, fd: int, handle_input: Callable[[], None]) -> None:
+        """Call ``handle_input`` in a turn whenever a descriptor has input, until the poller ends.
+
+        Returns at once while `run` does not run. ``handle_input`` handles all input, and must not
+        raise.
+        """
+        if self._opened is None:
+            return
+        watch = _InputWatch(handle_input)
+        try:
+            self.add(fd, watch)
+        except OSError:  # the system takes no more
+            return
+        try:
+            await watch.ended.wait()
+        finally:
+            if not watch.ended.is_set():
+                self.remove(fd)
 
     def remove(self, fd: int) -> None:
         """Forget a socket, which is still open."""
