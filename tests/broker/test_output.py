@@ -169,3 +169,33 @@ async def test_a_message_that_left_before_it_was_written_is_not_written() -> Non
     assert written == b"".join(
         message_frame(WALL_NS, 3, ids[place], body_of(ids[place])) for place in (0, 2, 3)
     )
+
+
+async def test_replies_of_a_turn_are_one_write_in_their_order() -> None:
+    """With the messages that came meanwhile; too many bytes are written before its end."""
+    sent: list[bytes] = []
+
+    class NotedOutput(Output):
+        def write(self, data: bytes) -> bool:
+            sent.append(data)
+            return True
+
+    output, turn = NotedOutput(memory_connection()[1]), Turn()
+    pump = MessagePump(output, 10.0, turn, sent.append)
+    channel = ChannelState("c", 10, MemoryBackend(), Random(1))
+    channel.add_subscription(pump.subscription)
+    with turn:
+        assert pump.write_replies([b"a", b"b"])
+        channel.set_ready(pump.subscription, 4, 0.0)
+        channel.put(segment(0, 1), 0.0, wall_ns(0.0))
+        pump.write_soon(b"c")
+        assert sent == []
+    id_ = message_ids(0, 1)[0]
+    assert sent == [b"abc" + message_frame(WALL_NS, 1, id_, body_of(id_))]
+    with turn:
+        pump.write_soon(b"a")
+        pump.write_soon(bytes(20_000))
+        pump.write_soon(b"b")
+        assert sent[1:] == [b"a" + bytes(20_000)]
+    pump.write_soon(b"c")
+    assert sent[2:] == [b"b", b"c"]

@@ -43,6 +43,17 @@ def test_a_move_may_add_moves_and_writes() -> None:
     assert done == ["first open=True", "second", "write open=False"]
 
 
+def test_a_long_look_writes_before_its_end() -> None:
+    """What is known by then; what comes later is written at the end. Nothing is written twice."""
+    turn, done = Turn(), list[str]()
+    with turn:
+        turn.write_later(lambda: done.append("first"))
+        turn.write_now()
+        assert done == ["first"]
+        turn.write_later(lambda: done.append("second"))
+    assert done == ["first", "second"]
+
+
 def test_moves_that_take_too_long_are_left_to_others() -> None:
     """The rest is told that it is late; all are told."""
     turn, late = Turn(), list[bool]()

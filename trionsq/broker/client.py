@@ -307,17 +307,13 @@ class Client:
 
     def _write_replies(self, replies: list[bytes]) -> None:
         """Write the replies, and the messages that the commands gave credit for."""
-        pump = self.pump
-        deliveries, pump.with_replies = pump.with_replies, None
         if replies:
             self._owes_replies = True
             if self.owed is not None:
                 self.owed.add_replies(b"".join(replies))
                 replies.clear()
-        if deliveries:
-            replies.extend(map(pump.frames, deliveries))
-        if replies and not self.output.write(b"".join(replies)) and not self._owes_replies:
-            pump.wake()  # it drains the output
+        if not self.pump.write_replies(replies) and not self._owes_replies:
+            self.pump.wake()  # it drains the output
         replies.clear()
 
     async def _end_with(self, error: ProtocolError, replies: list[bytes]) -> bool:
@@ -342,7 +338,7 @@ class Client:
     def _write_owed(self, data: bytes, are_last: bool) -> None:
         if are_last:
             self.owed = None
-        self._write_now(data)
+        self.pump.write_soon(data)
 
     def _write_now(self, data: bytes) -> None:
         """Write, not in a task of the connection."""

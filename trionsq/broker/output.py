@@ -35,6 +35,8 @@ _READ_BYTES: Final = 128 * 1024
 # bodies of each.
 _MAX_REPLY_DELIVERIES: Final = 4
 _MAX_REPLY_DELIVERY_BYTES: Final = 256 * 1024
+# Of more bytes the system call is not what costs: they are not kept until the turn ends.
+_MAX_LATE_BYTES: Final = 16 * 1024
 
 
 class Output:
@@ -172,8 +174,8 @@ class MessagePump:
             being run, or at the end of the turn; None while there is neither.
     """
 
-    __slots__ = ("_inbox", "_inbox_bytes", "_output", "_turn", "_write", "subscription",
-                 "with_replies")  # fmt: skip
+    __slots__ = ("_inbox", "_inbox_bytes", "_is_in_turn", "_late", "_output", "_turn", "_write",
+                 "subscription", "with_replies")  # fmt: skip
 
     def __init__(
         self, output: Output, msg_timeout_s: float, turn: Turn, write: Callable[[bytes], None]
@@ -184,6 +186,9 @@ class MessagePump:
         self._write = write
         self._inbox = Inbox[Delivery | _Wake](_MAX_DELIVERIES)
         self._inbox_bytes = 0
+        # Whether something is written when the turn ends, and the frames.
+        self._is_in_turn = False
+        self._late: list[bytes] = []
         self.with_replies: list[Delivery] | None = None
         self.subscription = Subscription(self.offer_delivery, msg_timeout_s)
 
@@ -195,7 +200,7 @@ class MessagePump:
         with_replies = self.with_replies
         if with_replies is None and self._turn.is_open:
             with_replies = self.with_replies = []
-            self._turn.write_later(self._write_with_replies)
+            self._write_at_end()
         if (
             with_replies is None
             or len(with_replies) == _MAX_REPLY_DELIVERIES
@@ -210,11 +215,58 @@ class MessagePump:
         with_replies.append(delivery)
         return True
 
-    def _write_with_replies(self) -> None:
-        """Write what came in the turn, unless replies took it along."""
+    def write_replies(self, replies: list[bytes]) -> bool:
+        """Write replies, and the messages for which their commands gave credit; as `write_soon`.
+
+        Returns whether the socket has accepted all, as far as that is known.
+
+        Raises:
+            OSError: the connection broke.
+        """
         deliveries, self.with_replies = self.with_replies, None
         if deliveries:
-            self._write(b"".join(map(self.frames, deliveries)))
+            replies.extend(map(self.frames, deliveries))
+        if not replies:
+            return True
+        data = b"".join(replies)
+        return self._keep_for_end(data) or self._output.write(self._with_late(data))
+
+    def write_soon(self, data: bytes) -> None:
+        """Write in a turn at its end, else at once.
+
+        A system call often wakes the process of the client, but not if that is still busy with the
+        one before: so it costs less behind another.
+        """
+        if not self._keep_for_end(data):
+            self._write(self._with_late(data))
+
+    def _keep_for_end(self, data: bytes) -> bool:
+        if not self._turn.is_open or len(data) > _MAX_LATE_BYTES or self._output.pending:
+            return False
+        self._late.append(data)
+        self._write_at_end()
+        return True
+
+    def _with_late(self, data: bytes) -> bytes:
+        if not self._late:
+            return data
+        late, self._late = self._late, []
+        return b"".join([*late, data])
+
+    def _write_at_end(self) -> None:
+        if not self._is_in_turn:
+            self._is_in_turn = True
+            self._turn.write_later(self._end_turn)
+
+    def _end_turn(self) -> None:
+        """Write what came in the turn."""
+        self._is_in_turn = False
+        parts, self._late = self._late, []
+        deliveries, self.with_replies = self.with_replies, None
+        if deliveries:
+            parts.extend(map(self.frames, deliveries))
+        if parts:
+            self._write(parts[0] if len(parts) == 1 else b"".join(parts))
 
     def _send_to_pump(self, delivery: Delivery) -> bool:
         if delivery.batch.bodies.nbytes <= _UNCOUNTED_BYTES:

@@ -41,6 +41,8 @@ _MAX_READY: Final = 1024
 # After so long the other sockets of a look are left to the tasks of their connections. If they had
 # to wait for the poller's next turn, one busy connection would get as much as a hundred quiet ones.
 _MAX_TURN_S: Final = 0.005
+# After so long what was answered is written, so that the first ones need not wait for the last.
+_MAX_UNWRITTEN_S: Final = 0.0005
 # After so long with input other tasks get their turn.
 _MAX_RUN_S: Final = 0.001
 # To wake up takes as long as a client needs to get its answer and send the next command. So after
@@ -346,12 +348,17 @@ class Poller:
                 continue
             is_late = False
             turn_ends_s = now_s + _MAX_TURN_S
+            writes_s = now_s + _MAX_UNWRITTEN_S
             with self.turn:
                 for fd, events in ready:
                     # No task runs meanwhile that might close one of them.
                     self._watches[fd].note_ready(events, is_late=is_late)
                     now_s = perf_counter()
                     is_late = is_late or now_s > turn_ends_s
+                    if now_s > writes_s:
+                        self.turn.write_now()
+                        now_s = perf_counter()
+                        writes_s = now_s + _MAX_UNWRITTEN_S
 
     def _spin(self, epoll: select.epoll) -> list[tuple[int, int]]:
         """Look for input for a moment."""

@@ -46,6 +46,12 @@ class Turn:
         """Have a client's output written at the end, behind all moves."""
         self._writes.append(write)
 
+    def write_now(self) -> None:
+        """Write what is to be written at the end, as far as that is known: the look takes long."""
+        writes, self._writes = self._writes, []
+        for write in writes:
+            write()
+
     def __enter__(self) -> None:
         self.is_open = True
 
@@ -59,6 +65,4 @@ class Turn:
             self._moves.clear()
         self.is_open = False
         if self._writes:
-            writes, self._writes = self._writes, []
-            for write in writes:
-                write()
+            self.write_now()
