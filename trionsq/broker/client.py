@@ -246,12 +246,13 @@ class Client:
     def _run_commands(self) -> Awaitable[bool] | None:
         """Run the commands that were read, up to the parser's pause or one that has to wait."""
         replies: list[bytes] = []
-        next_event = self.parser.next_event
+        parser = self.parser
+        next_event = parser.next_event
         handlers = self.context.handlers
         pump = self.pump
         pump.with_replies = pump.with_replies or []  # others of the turn may have brought some
         try:
-            while (event := next_event()) is not None:
+            while not parser.is_used_up and (event := next_event()) is not None:
                 reply = handlers[type(event)](self, event)
                 if reply is None:
                     continue

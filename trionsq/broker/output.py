@@ -228,7 +228,7 @@ class MessagePump:
             replies.extend(map(self.frames, deliveries))
         if not replies:
             return True
-        data = b"".join(replies)
+        data = replies[0] if len(replies) == 1 else b"".join(replies)
         return self._keep_for_end(data) or self._output.write(self._with_late(data))
 
     def write_soon(self, data: bytes) -> None:
@@ -244,7 +244,8 @@ class MessagePump:
         if not self._turn.is_open or len(data) > _MAX_LATE_BYTES or self._output.pending:
             return False
         self._late.append(data)
-        self._write_at_end()
+        if not self._is_in_turn:
+            self._write_at_end()
         return True
 
     def _with_late(self, data: bytes) -> bytes:

@@ -37,10 +37,10 @@ class Clock:
 
     def __init__(
         self,
-        now_s: Callable[[], float] = trio.current_time,
+        now_s: Callable[[], float] | None = None,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        self.now_s = now_s
+        self.now_s = now_s or trio.lowlevel.current_clock().current_time
         self.now_ns = now_ns
         # The most by which the wall clock was ahead of the monotonic one.
         self._lead_ns: int | None = None

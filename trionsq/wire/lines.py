@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from trionsq.wire.bodies import Bodies, PackedBodies, StridedBodies
 from trionsq.wire.errors import ProtocolError
@@ -22,6 +22,7 @@ from trionsq.wire.names import is_valid_name, is_valid_reason, quote
 __all__ = [
     "FIN_LINE_BYTES",
     "CommandLimits",
+    "Incomplete",
     "LineTooLong",
     "Params",
     "fin_run",
@@ -180,8 +181,19 @@ def parse_deferred(params: Params, max_defer_timeout_ms: int) -> tuple[str, int]
     return topic, delay_ms
 
 
+class Incomplete(NamedTuple):
+    """An incomplete command: bytes that it needs, and the error if the input ends before."""
+
+    need: int
+    code: str
+    text: str
+
+
 def fin_run(buffer: bytes | bytearray, pos: int) -> list[bytes]:
     """Return the ids of the FINs from ``pos`` on, up to the first that looks unusual."""
+    if len(buffer) == pos + FIN_LINE_BYTES:
+        alone = bytes(buffer[pos:])
+        return [alone[4:-1]] if _all_fins(alone, 1) else []
     # The window grows, so that the cost depends on the run and not on the data behind it.
     end = len(buffer)
     window = _FIRST_WINDOW

@@ -10,7 +10,6 @@ Spec: tcp-protocol, sections 2, 3, 7 to 13.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
@@ -31,6 +30,7 @@ from trionsq.wire.events import (
 from trionsq.wire.lines import (
     FIN_LINE_BYTES,
     CommandLimits,
+    Incomplete,
     LineTooLong,
     Params,
     fin_run,
@@ -62,15 +62,6 @@ _INT32 = Struct(">i")
 _WALKED_MANY: Final = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """An incomplete command: bytes that it needs, and the error if the input ends before."""
-
-    need: int
-    code: str
-    text: str
-
-
 class ServerParser:
     """The commands of one client connection.
 
@@ -79,12 +70,13 @@ class ServerParser:
         commands: complete command lines so far; a run counts as one.
         dead_letters: whether REQ may have the reason of a dead letter.
         heartbeats: whether the client gets heartbeats; without them SUB is refused.
+        is_used_up: whether the last event was the last one without more input; False if not known.
         tls_required: whether every command but IDENTIFY is refused; cleared when TLS is on.
     """
 
     __slots__ = ("_allowed", "_buffer", "_failure", "_limits", "_magic", "_mpub", "_pause_at",
-                 "_pos", "_waiting", "commands", "dead_letters", "heartbeats", "state",
-                 "tls_required")  # fmt: skip
+                 "_pos", "_waiting", "commands", "dead_letters", "heartbeats", "is_used_up",
+                 "state", "tls_required")  # fmt: skip
 
     def __init__(self, limits: CommandLimits, tls_required: bool = False) -> None:
         self.state = ConnectionState.INIT
@@ -92,12 +84,13 @@ class ServerParser:
         self.commands = 0
         self.dead_letters = False
         self.heartbeats = True
+        self.is_used_up = False
         self.tls_required = tls_required
         self._limits = limits
         self._magic = False
         self._buffer: bytes | bytearray = b""
         self._pos = 0
-        self._waiting: _Waiting | None = None
+        self._waiting: Incomplete | None = None
         self._mpub: tuple[str, MpubScan] | None = None
         self._failure: ProtocolError | None = None
         self._pause_at = _NEVER
@@ -112,6 +105,7 @@ class ServerParser:
 
     def receive(self, data: bytes) -> None:
         """Add the data of a read."""
+        self.is_used_up = False
         left = len(self._buffer) - self._pos
         if not left:
             self._buffer = data
@@ -172,7 +166,6 @@ class ServerParser:
         while True:
             buffer, pos = self._buffer, self._pos
             if pos == len(buffer):
-                # An idle connection keeps no buffer.
                 self._buffer, self._pos = b"", 0
                 return None
             if self.commands >= self._pause_at:
@@ -190,6 +183,9 @@ class ServerParser:
                 return None
             event = self._command(buffer, pos, end + 1)
             if event is not _NOTHING:
+                if self._pos == len(self._buffer):
+                    self._buffer, self._pos = b"", 0  # an idle connection keeps no buffer
+                    self.is_used_up = self._mpub is None
                 return event
 
     def _trim_buffer(self) -> None:
@@ -255,7 +251,7 @@ class ServerParser:
         return bytes(self._buffer[start : start + size])
 
     def _wait(self, line: bytes, more: int, code: str, text: str) -> None:
-        self._waiting = _Waiting(len(line) + more, code, text)
+        self._waiting = Incomplete(len(line) + more, code, text)
 
     def _sized(self, line: bytes, command: str) -> bytes | None:
         """The body of IDENTIFY or AUTH."""
