@@ -392,6 +392,16 @@ def test_old_messages_of_a_topic_go() -> None:
     assert topic.check() is None
 
 
+def test_what_is_to_be_a_letter_waits_for_a_channel() -> None:
+    """A topic without channels drops nothing that its channels are to keep as dead letters."""
+    topic = governed_topic(3, message_ttl_ns=10 * SECOND_NS, when_expired="dead_letter")
+    for second in range(20):
+        topic.publish(texts(1), wall_ns(float(second)))
+    assert isinstance(topic, GovernedTopic)
+    assert not topic.drop_old(0.0, wall_ns(100.0))
+    assert (topic.depth, topic.dropped) == (20, {})
+
+
 def numbers() -> Iterator[int]:
     """Numbers that never repeat."""
     n = 0

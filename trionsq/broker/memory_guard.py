@@ -4,6 +4,8 @@
 bound by it. Over the limit all queues append to disk, and what they have goes there as well, that
 of the queue with the oldest message first, until a tenth of the limit is free. Deferred messages
 count; over the limit those that come go to the disk queues of their channels with their due times.
+
+Without the option deferred messages alone have a bound, `MAX_DEFERRED_BYTES`.
 """
 
 from __future__ import annotations
@@ -23,12 +25,18 @@ from trionsq.core.queue import BackendError, Store
 from trionsq.core.weighed import WeighedQueue
 from trionsq.wire.names import is_ephemeral
 
-__all__ = ["MemoryGuard"]
+__all__ = ["MAX_DEFERRED_BYTES", "MemoryGuard"]
 
 log = logging.getLogger("trionsq")
 
+MAX_DEFERRED_BYTES: Final = 1 << 30
+"""Memory of all deferred messages together, about, without --max-memory."""
+# What one takes beside its body: its entry, its batch, its id.
+_DEFERRED_COST: Final = 600
 # Time between two sums. What comes meanwhile may be over the limit.
 _LOOK_S: Final = 0.1
+# The same without --max-memory, where an idle node has nothing to do.
+_DEFERRED_LOOK_S: Final = 1.0
 # Queues looked at before other tasks get their turn: less than a millisecond.
 _MAX_LOOKS: Final = 500
 # Moving before other tasks get their turn.
@@ -42,7 +50,7 @@ class MemoryGuard:
 
     Attributes:
         nbytes: of their bodies, at the last sum; None without --max-memory. With deferred ones.
-        is_over: whether all queues append to disk.
+        is_over: whether all queues append to disk; without --max-memory, deferred messages do.
         moved_count: messages that went to disk because of it, since the start.
     """
 
@@ -60,12 +68,40 @@ class MemoryGuard:
         return f"<MemoryGuard {self.nbytes} of {self._max_bytes} bytes>"
 
     async def run(self) -> None:
-        """Sum up and move, for ever; return at once without --max-memory."""
-        if not self._max_bytes:
-            return
+        """Sum up and move, for ever."""
         while True:
-            await self.look()
-            await trio.sleep(_LOOK_S)
+            if self._max_bytes:
+                await self.look()
+                await trio.sleep(_LOOK_S)
+            else:
+                await self.look_at_deferred()
+                await trio.sleep(_DEFERRED_LOOK_S)
+
+    async def look_at_deferred(self) -> None:
+        """Sum up deferred messages alone; if they are too much, those that come go to disk."""
+        nbytes = 0
+        for number, channel in enumerate(list(self._channels()), 1):
+            deferred = channel.deferred
+            if isinstance(deferred, Deferred):
+                nbytes += deferred.nbytes + _DEFERRED_COST * len(deferred)
+                if self.is_over and not channel.sheds:
+                    self._shed(channel)
+            if number % _MAX_LOOKS == 0:
+                await trio.lowlevel.checkpoint()
+        if nbytes > MAX_DEFERRED_BYTES and not self.is_over:
+            self.is_over = True
+            log.warning(
+                "NSQ: deferred messages take about %d bytes of memory, above %d; those that come "
+                "go to disk", nbytes, MAX_DEFERRED_BYTES,
+            )  # fmt: skip
+            for number, channel in enumerate(list(self._channels()), 1):
+                if isinstance(channel.deferred, Deferred):
+                    self._shed(channel)
+                if number % _MAX_LOOKS == 0:
+                    await trio.lowlevel.checkpoint()
+        elif self.is_over and nbytes <= MAX_DEFERRED_BYTES - MAX_DEFERRED_BYTES // _FREE:
+            self._end_shedding()
+            log.info("NSQ: deferred messages take about %d bytes; memory takes them again", nbytes)
 
     async def look(self) -> None:
         """Sum up the memory, and move messages to disk if it is too much."""
@@ -93,13 +129,10 @@ class MemoryGuard:
         if nbytes > self._max_bytes:
             await self._free_memory(stores)
         elif self.is_over and nbytes <= self._most_after:
-            self.is_over = False
             for store, limit in self._closed.items():
                 store.change_limit(limit)
             self._closed.clear()
-            for channel in self._shedding:
-                channel.sheds = False
-            self._shedding.clear()
+            self._end_shedding()
             log.info("NSQ: %d bytes of messages wait in memory; it takes messages again", nbytes)
 
     @property
@@ -127,6 +160,12 @@ class MemoryGuard:
     def _shed(self, channel: ChannelState) -> None:
         channel.sheds = True
         self._shedding.append(channel)
+
+    def _end_shedding(self) -> None:
+        self.is_over = False
+        for channel in self._shedding:
+            channel.sheds = False
+        self._shedding.clear()
 
     def _close(self, store: Store) -> None:
         self._closed[store] = store.limit
