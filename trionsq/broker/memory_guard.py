@@ -80,7 +80,7 @@ class MemoryGuard:
     async def look_at_deferred(self) -> None:
         """Sum up deferred messages alone; if they are too much, those that come go to disk."""
         nbytes = 0
-        for number, channel in enumerate(list(self._channels()), 1):
+        for number, channel in enumerate(self._channels(), 1):
             deferred = channel.deferred
             if isinstance(deferred, Deferred):
                 nbytes += deferred.nbytes + _DEFERRED_COST * len(deferred)
@@ -94,11 +94,7 @@ class MemoryGuard:
                 "NSQ: deferred messages take about %d bytes of memory, above %d; those that come "
                 "go to disk", nbytes, MAX_DEFERRED_BYTES,
             )  # fmt: skip
-            for number, channel in enumerate(list(self._channels()), 1):
-                if isinstance(channel.deferred, Deferred):
-                    self._shed(channel)
-                if number % _MAX_LOOKS == 0:
-                    await trio.lowlevel.checkpoint()
+            await self._begin_shedding()
         elif self.is_over and nbytes <= MAX_DEFERRED_BYTES - MAX_DEFERRED_BYTES // _FREE:
             self._end_shedding()
             log.info("NSQ: deferred messages take about %d bytes; memory takes them again", nbytes)
@@ -107,7 +103,7 @@ class MemoryGuard:
         """Sum up the memory, and move messages to disk if it is too much."""
         stores: list[Store] = []
         nbytes = 0
-        for number, store in enumerate(list(self._stores()), 1):
+        for number, store in enumerate(self._stores(), 1):
             memory = store.memory
             if not isinstance(memory, WeighedQueue):
                 memory = store.memory = WeighedQueue(memory)
@@ -118,7 +114,7 @@ class MemoryGuard:
                 self._close(store)
             if number % _MAX_LOOKS == 0:
                 await trio.lowlevel.checkpoint()
-        for number, channel in enumerate(list(self._channels()), 1):
+        for number, channel in enumerate(self._channels(), 1):
             if isinstance(channel.deferred, Deferred):
                 nbytes += channel.deferred.nbytes
                 if self.is_over and not channel.sheds:
@@ -140,8 +136,8 @@ class MemoryGuard:
         return self._max_bytes - self._max_bytes // _FREE
 
     def _stores(self) -> Iterator[Store]:
-        """Yield the queues that have a disk."""
-        for topic in self._topics.values():
+        """Yield the queues that have a disk; topics and channels may come and go meanwhile."""
+        for topic in list(self._topics.values()):
             if isinstance(topic.core.store.backend, FrozenQueue):
                 continue  # it is being moved to a log
             if not is_ephemeral(topic.name):
@@ -150,12 +146,19 @@ class MemoryGuard:
             yield channel.store
 
     def _channels(self) -> Iterator[ChannelState]:
-        for topic in self._topics.values():
-            if isinstance(topic.core.store.backend, FrozenQueue):
+        for topic in list(self._topics.values()):
+            if isinstance(topic.core.store.backend, FrozenQueue) or is_ephemeral(topic.name):
                 continue
-            for channel in topic.core.channels.values():
-                if not is_ephemeral(channel.name) and not is_ephemeral(topic.name):
+            for channel in list(topic.core.channels.values()):
+                if not is_ephemeral(channel.name):
                     yield channel
+
+    async def _begin_shedding(self) -> None:
+        for number, channel in enumerate(self._channels(), 1):
+            if isinstance(channel.deferred, Deferred):
+                self._shed(channel)
+            if number % _MAX_LOOKS == 0:
+                await trio.lowlevel.checkpoint()
 
     def _shed(self, channel: ChannelState) -> None:
         channel.sheds = True
@@ -178,13 +181,11 @@ class MemoryGuard:
                 "NSQ: %d bytes of messages wait in memory, above --max-memory; they go to disk",
                 self.nbytes,
             )
-            for number, store in enumerate(list(self._stores()), 1):
+            for number, store in enumerate(self._stores(), 1):
                 self._close(store)
                 if number % _MAX_LOOKS == 0:
                     await trio.lowlevel.checkpoint()
-            for channel in self._channels():
-                if isinstance(channel.deferred, Deferred):
-                    self._shed(channel)
+            await self._begin_shedding()
         assert self.nbytes is not None
         until = time.perf_counter() + _STEP_S
         for store in sorted(stores, key=_age):
