@@ -1,4 +1,15 @@
-"""Policies with consumers that are slow, broken or gone, and a killed nsqd. Real processes."""
+"""Policies with consumers that are slow, broken or gone, and a killed nsqd. Real processes.
+
+Each promise of docs/policies.md is kept on both engines, and on a log while nsqd is killed:
+
+    dead letters                     test_dead_letter_killed.py
+    bounds of topics and channels    here
+    bounds of the node               test_node_drill.py
+    expiry                           here; to the dead letters: test_node_drill.py
+    long delays                      test_node_drill.py, those that are cancelled
+    retry schedules                  here
+    drain                            tests/foreign/test_drain.py; killed: test_node_drill.py
+"""
 
 from __future__ import annotations
 
