@@ -36,7 +36,7 @@ _DEFERRED_COST: Final = 600
 # Time between two sums. What comes meanwhile may be over the limit.
 _LOOK_S: Final = 0.1
 # The same without --max-memory, where an idle node has nothing to do.
-_DEFERRED_LOOK_S: Final = 1.0
+_DEFERRED_LOOK_S: Final = 2.0
 # Queues looked at before other tasks get their turn: less than a millisecond.
 _MAX_LOOKS: Final = 500
 # Moving before other tasks get their turn.
@@ -80,14 +80,21 @@ class MemoryGuard:
     async def look_at_deferred(self) -> None:
         """Sum up deferred messages alone; if they are too much, those that come go to disk."""
         nbytes = 0
-        for number, channel in enumerate(self._channels(), 1):
-            deferred = channel.deferred
-            if isinstance(deferred, Deferred):
-                nbytes += deferred.nbytes + _DEFERRED_COST * len(deferred)
-                if self.is_over and not channel.sheds:
-                    self._shed(channel)
+        for number, topic in enumerate(list(self._topics.values()), 1):
+            # All channels of an idle node: nothing is called for one without deferred messages.
+            for channel in topic.core.channels.values():
+                deferred = channel.deferred
+                if (
+                    type(deferred) is Deferred
+                    and deferred.nbytes
+                    and not is_ephemeral(topic.name)
+                    and not is_ephemeral(channel.name)
+                ):
+                    nbytes += deferred.nbytes + _DEFERRED_COST * len(deferred)
             if number % _MAX_LOOKS == 0:
                 await trio.lowlevel.checkpoint()
+        if self.is_over:
+            await self._begin_shedding()  # of channels that are new
         if nbytes > MAX_DEFERRED_BYTES and not self.is_over:
             self.is_over = True
             log.warning(
@@ -155,7 +162,7 @@ class MemoryGuard:
 
     async def _begin_shedding(self) -> None:
         for number, channel in enumerate(self._channels(), 1):
-            if isinstance(channel.deferred, Deferred):
+            if isinstance(channel.deferred, Deferred) and not channel.sheds:
                 self._shed(channel)
             if number % _MAX_LOOKS == 0:
                 await trio.lowlevel.checkpoint()
