@@ -11,7 +11,7 @@ from typing import Final
 from urllib.parse import quote
 
 from admin.watch.snapshot import Problem, Severity
-from admin.watch.vitals import Vitals
+from admin.watch.vitals import OVERFLOW, Vitals
 
 __all__ = [
     "DISK_FREE_MIN", "FSYNC_P99_S", "LAG_P99_S", "channel_link", "node_problems", "queue_problems",
@@ -56,9 +56,18 @@ def node_problems(node: str, vitals: Vitals) -> Iterator[Problem]:
 
 def queue_problems(vitals: Vitals) -> Iterator[Problem]:
     """The problems of channels that only their node tells."""
-    for (topic, channel), count in vitals.overflowed.items():
-        what = f"{_counted(count)} dropped in the last minute: the ephemeral channel is full."
-        yield _of_queue("warning", what, topic, channel, "channel-drops", count)
+    by_policy: dict[tuple[str, str], dict[str, int]] = {}
+    for (topic, channel, reason), count in vitals.dropped.items():
+        if reason == OVERFLOW:
+            what = f"{_counted(count)} dropped in the last minute: the ephemeral channel is full."
+            yield _of_queue("warning", what, topic, channel, "channel-drops", count)
+        else:
+            by_policy.setdefault((topic, channel), {})[reason] = count
+    for (topic, channel), counts in by_policy.items():
+        total = sum(counts.values())
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(counts.items()))
+        what = f"{_counted(total)} dropped in the last minute, as a policy says: {reasons}."
+        yield _of_queue("notice", what, topic, channel, "policy-drops", total)
     for (topic, channel), count in vitals.reading.letters.items():
         letters = "dead letter" if count == 1 else "dead letters"
         what = f"{count:,} {letters}: messages that the channel gave up."
@@ -68,6 +77,8 @@ def queue_problems(vitals: Vitals) -> Iterator[Problem]:
 def _of_queue(
     severity: Severity, what: str, topic: str, channel: str, kind: str, weight: float
 ) -> Problem:
+    if not channel:
+        return Problem(severity, what, topic, f"/topics/{quote(topic, safe='')}", kind, weight)
     where = f"{topic} / {channel}"
     return Problem(severity, what, where, channel_link(topic, channel), kind, weight)
 

@@ -17,7 +17,9 @@ import trio
 from admin.cluster.queries import url_of
 from admin.upstream import Upstream
 
-__all__ = ["Age", "Ages", "Reading", "Vitals", "read_metrics", "request_reading", "vitals_of"]
+__all__ = [
+    "OVERFLOW", "Age", "Ages", "Reading", "Vitals", "read_metrics", "request_reading", "vitals_of",
+]  # fmt: skip
 
 
 class Age(NamedTuple):
@@ -35,6 +37,8 @@ class Age(NamedTuple):
 
 Key: TypeAlias = tuple[str, str]
 """A topic and a channel; the channel is ``""`` for the topic's own queue."""
+Drop: TypeAlias = tuple[str, str, str]
+"""A topic, a channel as in `Key`, and the reason for which messages of it were dropped."""
 Ages: TypeAlias = Mapping[Key, Age]
 """Ages above 0."""
 _Labels: TypeAlias = tuple[tuple[str, str], ...]
@@ -50,7 +54,7 @@ class Reading:
         buckets: cumulated counts by upper bound, by the name of the histogram.
         ages, messages: of queues, by topic and channel.
         letters: dead letters by topic and channel.
-        overflows: messages that ephemeral channels dropped.
+        drops: messages that bounds of any kind and expiry dropped.
         lookupds: by address, whether the node is registered there.
     """
 
@@ -60,7 +64,7 @@ class Reading:
     ages: dict[Key, float] = field(default_factory=dict)
     messages: dict[Key, int] = field(default_factory=dict)
     letters: dict[Key, int] = field(default_factory=dict)
-    overflows: dict[Key, int] = field(default_factory=dict)
+    drops: dict[Drop, int] = field(default_factory=dict)
     lookupds: dict[str, bool] = field(default_factory=dict)
 
 
@@ -73,7 +77,7 @@ class Vitals:
         at_s: when it was read, in seconds since 1970.
         ages: of the queues in which messages wait.
         refused: TCP and HTTP connections that were refused since the reading before.
-        overflowed: messages that ephemeral channels dropped since then.
+        dropped: messages of `Reading.drops` since then.
         lag_p99_s, fsync_p99_s: 99th percentiles since then; None: there was none.
     """
 
@@ -81,7 +85,7 @@ class Vitals:
     at_s: float
     ages: Ages
     refused: int = 0
-    overflowed: Mapping[Key, int] = field(default_factory=dict)
+    dropped: Mapping[Drop, int] = field(default_factory=dict)
     lag_p99_s: float | None = None
     fsync_p99_s: float | None = None
 
@@ -90,6 +94,8 @@ class Vitals:
         return self.reading.values.get(name)
 
 
+OVERFLOW: Final = "ephemeral_overflow"
+"""Why an ephemeral channel drops messages."""
 _LAG: Final = "nsqd_event_loop_lag_seconds"
 _FSYNCS: Final = ("nsqd_fsync_duration_seconds", "nsqd_log_fsync_duration_seconds")
 _REFUSED: Final = ("nsqd_connections_refused_total", "nsqd_http_connections_refused_total")
@@ -105,8 +111,11 @@ _BY_QUEUE: Final = {
     "nsqd_topic_messages_total": "messages",
     "nsqd_channel_messages_total": "messages",
     "nsqd_dead_letters": "letters",
-    "nsqd_channel_dropped_messages_total": "overflows",
+    "nsqd_topic_dropped_messages_total": "drops",
+    "nsqd_channel_dropped_messages_total": "drops",
 }
+# What is emptied or sampled was dropped because somebody asked for it.
+_DROPS: Final = frozenset({OVERFLOW, "max_messages", "max_bytes", "max_age", "expired"})
 _LOOKUPD: Final = "nsqd_lookupd_connected"
 _NAMES: Final = (*_SUMS, *_BY_QUEUE, _LOOKUPD, *(f"{name}_bucket" for name in (_LAG, *_FSYNCS)))
 _LINE: Final = re.compile(
@@ -169,9 +178,9 @@ def _read_queue(kind: str, labels: Mapping[str, str], value: float, into: Readin
     if kind == "ages":
         if value > 0:
             into.ages[key] = value
-    elif kind == "overflows":
-        if labels.get("reason") == "ephemeral_overflow":
-            into.overflows[key] = int(value)
+    elif kind == "drops":
+        if (reason := labels.get("reason", "")) in _DROPS:
+            into.drops[*key, reason] = int(value)
     elif value > 0:
         counts: dict[Key, int] = getattr(into, kind)
         counts[key] = int(value)
@@ -181,10 +190,10 @@ def vitals_of(reading: Reading, before: Reading | None, at_s: float) -> Vitals:
     """The vitals of a reading; ``before`` is the one before, of the same run of the node."""
     ages = {key: Age(age_s, reading.messages.get(key, 0)) for key, age_s in reading.ages.items()}
     old = Reading() if before is None else before
-    overflowed = {
-        key: count - old.overflows.get(key, 0)
-        for key, count in reading.overflows.items()
-        if before is not None and count > old.overflows.get(key, 0)
+    dropped = {
+        drop: count - old.drops.get(drop, 0)
+        for drop, count in reading.drops.items()
+        if before is not None and count > old.drops.get(drop, 0)
     }
     refused = sum(reading.values.get(name, 0) - old.values.get(name, 0) for name in _REFUSED)
     return Vitals(
@@ -192,7 +201,7 @@ def vitals_of(reading: Reading, before: Reading | None, at_s: float) -> Vitals:
         at_s,
         ages,
         refused=max(0, int(refused)) if before is not None else 0,
-        overflowed=overflowed,
+        dropped=dropped,
         lag_p99_s=_percentile([_LAG], reading, before),
         fsync_p99_s=_percentile(_FSYNCS, reading, before),
     )

@@ -361,6 +361,25 @@ async def test_what_expires_becomes_a_letter(
 
 
 @ENGINES
+async def test_what_expires_before_there_is_a_channel(
+    storage: str, autojump_clock: MockClock
+) -> None:
+    """It waits, and becomes a letter in the channel that comes; nobody gets it."""
+    policy = {"topics": "t", "message_ttl": "10s", "when_expired": "dead_letter"}
+    async with nsqd_in_memory(storage=storage) as broker:
+        app = create_app(broker)
+        assert (await ask(app, "PUT", "/policy/late", policy))[0] == 200
+        publish(broker, "t", *numbered(300))
+        await trio.sleep(20)
+        assert broker.topics["t"].core.depth == 300
+        broker.topics["t"].channel("c")
+        await until(lambda: count(broker) == 300)
+        assert broker.topics["t"].channels["c"].core.dropped == {"dead_lettered": 300}
+        assert not broker.topics["t"].core.dropped
+        check_balances(broker)
+
+
+@ENGINES
 async def test_retried_messages_get_their_share(storage: str, autojump_clock: MockClock) -> None:
     """While fresh ones wait, on either engine; without the policy they would wait behind them."""
     async with nsqd_in_memory(storage=storage) as broker:

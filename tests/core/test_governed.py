@@ -9,8 +9,9 @@ import pytest
 
 from tests.core.helpers import WALL_NS, MemoryBackend, segment, wall_ns
 from tests.core.test_topic import new_topic
+from trionsq.core import weighed
 from trionsq.core.batch import ListColumn, MessageBatch, Segment
-from trionsq.core.bounded import BoundedStore, QueueFull
+from trionsq.core.bounded import BoundedChannelStore, BoundedStore, QueueFull
 from trionsq.core.bounds import weight
 from trionsq.core.channel import ChannelState
 from trionsq.core.governed import GovernedChannel, govern_channel
@@ -312,6 +313,25 @@ def test_a_client_without_credit_passes_its_room_on() -> None:
     assert len(other.in_flight) == 1
 
 
+def test_a_long_backlog_is_weighed_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy that comes to it takes what is behind for as large as the first messages; once it
+    is empty the size is right again."""
+    monkeypatch.setattr(weighed, "_MAX_WEIGHED", 10)
+    world = World(1000)
+    for first in range(0, 20, 2):
+        world.put(first, 2, 10)
+    for first in range(20, 60, 2):
+        world.put(first, 2, 100)
+    world.govern(max_bytes=100_000)
+    store = world.channel.store
+    assert isinstance(store, BoundedChannelStore)
+    assert store.nbytes == 60 * 10
+    client = world.subscribe(60)
+    assert (len(client.in_flight), store.nbytes) == (60, 0)
+    world.put(60, 3, 100)
+    assert store.nbytes == 300
+
+
 # Topics
 
 
@@ -390,6 +410,16 @@ def test_old_messages_of_a_topic_go() -> None:
     assert topic.depth == 14
     assert topic.dropped == {"expired": 6}
     assert topic.check() is None
+
+
+def test_what_is_to_be_a_letter_waits_for_a_channel() -> None:
+    """A topic without channels drops nothing that its channels are to keep as dead letters."""
+    topic = governed_topic(3, message_ttl_ns=10 * SECOND_NS, when_expired="dead_letter")
+    for second in range(20):
+        topic.publish(texts(1), wall_ns(float(second)))
+    assert isinstance(topic, GovernedTopic)
+    assert not topic.drop_old(0.0, wall_ns(100.0))
+    assert (topic.depth, topic.dropped) == (20, {})
 
 
 def numbers() -> Iterator[int]:

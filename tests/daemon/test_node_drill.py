@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 
 from tests.daemon.test_policies_drill import (
@@ -22,6 +24,7 @@ from tests.daemon.test_policies_drill import (
     received,
     set_policy,
 )
+from tests.pipelines.drill.disk import small_disk
 from tests.processes import NsqdProcess, running_nsqd
 from tests.soak import by_level, in_short_soak
 from trionsq.client import Config, Consumer
@@ -93,6 +96,57 @@ async def test_a_disk_without_room_refuses_publishes(tmp_path: Path, flags: list
     async with running_nsqd(tmp_path, [*flags, "--min-free-disk=1"]) as nsqd:
         assert await publish(nsqd, 300, 100) == 200
         assert sorted(await received(nsqd, 100)) == list(range(300, 400))
+
+
+@in_short_soak
+@ENGINES
+async def test_publishes_stop_before_a_small_disk_is_full(tmp_path: Path, flags: list[str]) -> None:
+    """On a file system of its own nsqd refuses publishes while there is room; all that got OK is
+    delivered, on a log also after kill -9; with more room publishes are taken again."""
+    with small_disk(tmp_path / "disk") as disk:
+        if disk is None:
+            pytest.skip("mounting is not permitted")
+        flags = [*flags, f"--min-free-disk={8 << 20}", "--mem-queue-size=0"]
+        flags.append(f"--max-bytes-per-file={4 << 20}")
+        taken: list[int] = []
+        ballast = tmp_path / "disk" / "ballast"
+        ballast.write_bytes(bytes(12 << 20))
+        async with running_nsqd(tmp_path / "disk", flags) as nsqd:
+            await new_channel(nsqd)
+            for first in range(0, 25_000, 250):
+                status = await publish_large(nsqd, first, 250)
+                if status != 200:
+                    break
+                taken += range(first, first + 250)
+                await trio.sleep(0.2)  # nsqd looks at the disk twice a second
+            assert (status, len(taken) >= 2_000) == (503, True)
+            free = shutil.disk_usage(tmp_path / "disk").free
+            assert 0 < free < 9 << 20
+            await depth(nsqd)
+            if LOG[0] in flags:
+                await kill(nsqd)
+            else:
+                assert sorted(await received(nsqd, len(taken))) == taken
+                ballast.unlink()
+                await until_taken(nsqd)
+                return
+        async with running_nsqd(tmp_path / "disk", flags) as nsqd:
+            assert sorted(await received(nsqd, len(taken))) == taken
+            ballast.unlink()
+            await until_taken(nsqd)
+
+
+async def publish_large(nsqd: NsqdProcess, first: int, count: int) -> int:
+    """As `publish`, with messages of 4,000 bytes."""
+    bodies = b"\n".join(b"%04000d" % number for number in range(first, first + count))
+    return await ask(nsqd, "mpub?topic=t", bodies)
+
+
+async def until_taken(nsqd: NsqdProcess) -> None:
+    """Wait until a publish is taken again."""
+    with trio.fail_after(90):
+        while await publish_large(nsqd, 25_000, 1) != 200:  # noqa: ASYNC110 - another process
+            await trio.sleep(0.1)
 
 
 async def test_a_drain_that_is_killed_loses_nothing(tmp_path: Path) -> None:
@@ -185,24 +239,29 @@ async def until_letters(nsqd: NsqdProcess, count: int) -> None:
 @in_short_soak
 @ENGINES
 async def test_a_cancelled_message_does_not_come_again(tmp_path: Path, flags: list[str]) -> None:
-    """Of deferred messages those that were cancelled never come: on a log not after kill -9."""
-    async with running_nsqd(tmp_path, [*flags, "--state-interval=100ms"]) as nsqd:
+    """Of deferred messages those that were cancelled never come, on a log not after kill -9; one
+    that waits for hours keeps its time."""
+    flags = [*flags, "--state-interval=100ms", "--max-defer-timeout=3h"]
+    path = "/channel/peek?topic=t&channel=c&state=deferred&limit=100"
+    async with running_nsqd(tmp_path, flags) as nsqd:
         await new_channel(nsqd)
         for number in range(20):
             assert await ask(nsqd, "pub?topic=t&defer=3000", b"%d" % number) == 200
+        assert await ask(nsqd, "pub?topic=t&defer=7200000", b"1000") == 200
         with trio.fail_after(60):
-            path = "/channel/peek?topic=t&channel=c&state=deferred&limit=100"
-            while len(found := (await document(nsqd, path))["messages"]) < 20:  # noqa: ASYNC110
+            while len(found := (await document(nsqd, path))["messages"]) < 21:  # noqa: ASYNC110
                 await trio.sleep(0.02)
         for one in found:
             if int(one["body"]) % 2:
                 query = f"topic=t&channel=c&id={one['id']}&due={one['due']}"
                 assert await ask(nsqd, f"channel/deferred/cancel?{query}") == 200
-        if flags:
+        if flags[0] == LOG[0]:
             await trio.sleep(1.0)  # ten times --state-interval
             await kill(nsqd)
-        else:
-            assert sorted(await received(nsqd, 10)) == list(range(0, 20, 2))
-            return
+    # The default engine was stopped.
     async with running_nsqd(tmp_path, flags) as nsqd:
         assert sorted(await received(nsqd, 10)) == list(range(0, 20, 2))
+        [left] = (await document(nsqd, path))["messages"]
+        assert left["body"] == "1000"
+        # In memory due times are of a clock that does not go back.
+        assert abs(left["due"] - found[-1]["due"]) < 60e9

@@ -1,9 +1,21 @@
-"""Policies with consumers that are slow, broken or gone, and a killed nsqd. Real processes."""
+"""Policies with consumers that are slow, broken or gone, and a killed nsqd. Real processes.
+
+Each promise of docs/policies.md is kept on both engines, and on a log while nsqd is killed:
+
+    dead letters                     test_dead_letter_killed.py
+    bounds of topics and channels    here
+    bounds of the node               test_node_drill.py
+    expiry                           here; to the dead letters: test_node_drill.py
+    long delays                      test_node_drill.py, those that are cancelled
+    retry schedules                  here
+    drain                            tests/foreign/test_drain.py; killed: test_node_drill.py
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -173,3 +185,51 @@ async def test_a_consumer_that_knows_no_backoff_gets_it(tmp_path: Path, flags: l
     for first, second, third in times.values():
         assert second - first >= 0.27
         assert third - second >= 0.9
+
+
+@in_short_soak
+async def test_a_schedule_outlives_a_kill(tmp_path: Path) -> None:
+    """kill -9 on a log while messages wait for their next delivery: those that were requeued come
+    again with their attempts and not before their time, those that were finished do not."""
+    flags = [*LOG, "--state-interval=100ms"]
+    requeued: dict[int, float] = {}
+    finished: set[int] = set()
+    async with running_nsqd(tmp_path, flags) as nsqd:
+        await set_policy(nsqd, topics="t", retry_delays=["8s"])
+        await new_channel(nsqd)
+        assert await publish(nsqd, 0, 100) == 200
+        config = Config(max_in_flight=100)
+        async with Consumer(
+            "t", "c", nsqd_tcp_addresses=[nsqd.tcp_address], config=config
+        ) as messages:
+            with trio.fail_after(60):
+                async for message in messages:
+                    number = int(message.body)
+                    if number % 2:
+                        requeued[number] = time.time()
+                        message.requeue(0, backoff=False)
+                    else:
+                        finished.add(number)
+                        message.finish()
+                    if len(requeued) + len(finished) == 100:
+                        break
+            await trio.sleep(1.0)  # ten times --state-interval
+            os.kill(nsqd.process.pid, 9)
+            await nsqd.process.wait()
+    again: set[int] = set()
+    async with (
+        running_nsqd(tmp_path, flags) as nsqd,
+        Consumer("t", "c", nsqd_tcp_addresses=[nsqd.tcp_address]) as messages,
+    ):
+        with trio.fail_after(60):
+            async for message in messages:
+                number = int(message.body)
+                assert (message.attempts, number in again) == (2, False)
+                # A delay is shorter by up to a tenth.
+                assert time.time() - requeued[number] >= 7.1
+                again.add(number)
+                message.finish()
+                if len(again) == len(requeued):
+                    break
+        assert again == set(requeued)
+        assert await depth(nsqd) == 0

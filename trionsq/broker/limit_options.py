@@ -58,5 +58,5 @@ def max_memory_option() -> int:
         0,
         INT,
         "bytes of all waiting and deferred messages in memory together; what is over goes to "
-        "disk, oldest queues first (0: no limit)",
+        "disk, oldest queues first (0: no limit, but about 1 GiB for deferred ones)",
     )

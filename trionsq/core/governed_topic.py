@@ -21,7 +21,7 @@ from trionsq.core.governed import (
     set_class,
 )
 from trionsq.core.keys import PublishKey
-from trionsq.core.policies import DROP_OLDEST, REFUSE, AppliedSettings
+from trionsq.core.policies import DEAD_LETTER, DROP_OLDEST, REFUSE, AppliedSettings
 from trionsq.core.queue import Store
 from trionsq.core.round import Round
 from trionsq.core.topic import TopicState
@@ -164,4 +164,7 @@ def govern_topic(
     assert isinstance(topic, GovernedTopic)
     topic.refusing = {one.name: one for one in refusing if isinstance(one, GovernedChannel)}
     bounds = Bounds(settings or AppliedSettings(), now_ns, topic.give_up, lambda: 0)
+    if bounds.settings.when_expired == DEAD_LETTER:
+        # A letter goes back to the channel that it is from: it becomes one there.
+        bounds.ttl_ns = 0
     topic.store.begin(bounds)

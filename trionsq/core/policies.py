@@ -68,7 +68,8 @@ class AppliedSettings:
         max_messages, max_bytes, max_age_ns: bounds of what waits.
         when_full: ``drop_oldest``, ``drop_newest`` or ``refuse``.
         message_ttl_ns: age at which a message is not delivered any more.
-        when_expired: what becomes of it: ``drop`` or ``dead_letter``.
+        when_expired: what becomes of it: ``drop`` or ``dead_letter``. At a topic it waits for a
+            channel in the second case.
         max_in_flight: messages that all clients of the channel hold together.
         retry_share: percent of the deliveries that are of retried messages while fresh ones wait
             too; 0: they wait in one queue.
@@ -213,7 +214,7 @@ _KEYS: Final[Mapping[str, _Key]] = {
     "max_age": _Key("max_age_ns", _duration, _render_duration, is_of_topics=True),
     "when_full": _Key("when_full", _when_full, is_of_topics=True),
     "message_ttl": _Key("message_ttl_ns", _duration, _render_duration, is_of_topics=True),
-    "when_expired": _Key("when_expired", _when_expired),
+    "when_expired": _Key("when_expired", _when_expired, is_of_topics=True),
     "max_in_flight": _Key("max_in_flight", _number(0, _MAX_INT)),
     "retry_share": _Key("retry_share", _number(0, 100)),
 }

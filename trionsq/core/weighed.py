@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
+from typing import Final
 
 from trionsq.core.batch import Segment
 from trionsq.core.bounds import weight
@@ -12,12 +13,17 @@ from trionsq.core.queue import MessageQueue
 
 __all__ = ["RetryQueue", "WeighedQueue"]
 
+# Segments that are weighed when a queue is taken over: a few milliseconds. Those behind are taken
+# for as large as these.
+_MAX_WEIGHED: Final = 10_000
+
 
 class WeighedQueue(MessageQueue):
     """A memory queue that knows its size.
 
     Attributes:
-        nbytes: size of the bodies.
+        nbytes: size of the bodies; of a long queue that was taken over an estimate, until it has
+            been empty.
         is_plain: whether it has one order alone.
     """
 
@@ -32,7 +38,14 @@ class WeighedQueue(MessageQueue):
         if isinstance(queue, WeighedQueue):
             self.nbytes = queue.nbytes
         else:
-            self.nbytes = sum(map(weight, self._segments))
+            self.nbytes = self._estimate()
+
+    def _estimate(self) -> int:
+        head = list(islice(self._segments, _MAX_WEIGHED))
+        nbytes = sum(map(weight, head))
+        if len(head) == len(self._segments):
+            return nbytes
+        return nbytes * self.depth // sum(segment.count for segment in head)
 
     # Whole batches are what mostly comes and goes; no call is made for them.
 
@@ -53,11 +66,11 @@ class WeighedQueue(MessageQueue):
         count = head.last - head.first
         nbytes = batch.bodies.nbytes
         if count == batch.count and count <= max_count and nbytes <= max_bytes:
-            self.nbytes -= nbytes
             self.depth -= count
+            self.nbytes = self.nbytes - nbytes if self.depth else 0
             return self._segments.popleft()
         segment = MessageQueue.pop_segment(self, max_count, max_bytes)
-        self.nbytes -= weight(segment)
+        self.nbytes = self.nbytes - weight(segment) if self.depth else 0
         return segment
 
 

@@ -8,19 +8,22 @@ from __future__ import annotations
 import json
 from typing import Final
 
+import trio
 from quart import Response
 
 from trionsq.broker.broker import Broker
 from trionsq.broker.policies import PolicyOfFile
 from trionsq.core.policies import AppliedSettings, Policy, PolicyError, parse_policy
 from trionsq.http.admin import Administration
-from trionsq.web.protocol import HttpError
+from trionsq.web.protocol import HttpError, json_bytes
 from trionsq.web.request import read_body
-from trionsq.web.responses import empty, json_document
+from trionsq.web.responses import Pieces, empty, json_document, json_pieces
 
 __all__ = ["PolicyEndpoints", "settings_document"]
 
 _MAX_POLICY_BYTES: Final = 64 * 1024
+# Policies that are listed before other tasks run.
+_TURN_POLICIES: Final = 200
 
 
 def settings_document(settings: AppliedSettings | None) -> dict[str, object]:
@@ -43,8 +46,15 @@ class PolicyEndpoints:
     async def list_all(self) -> Response:
         """GET /policy: all policies, by name."""
         policies = self._policies
-        rows = [self._row(policy) for _, policy in sorted(policies.applied.policies.items())]
-        return json_document({"policies": rows, "file_error": policies.file_error})
+        pieces = Pieces()
+        pieces.add(b'{"policies":[')
+        for place, (_, policy) in enumerate(sorted(policies.applied.policies.items())):
+            part = json_bytes(self._row(policy))
+            pieces.add(b"," + part if place else part)
+            if place % _TURN_POLICIES == _TURN_POLICIES - 1:
+                await trio.lowlevel.checkpoint()
+        pieces.add(b'],"file_error":' + json_bytes(policies.file_error) + b"}")
+        return json_pieces(pieces.finish())
 
     async def get(self, name: str) -> Response:
         """GET /policy/<name>."""

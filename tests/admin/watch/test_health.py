@@ -212,7 +212,16 @@ VITALS: list[tuple[str, list[tuple[str, str]]]] = [
         'nsqd_channel_dropped_messages_total{topic="t",channel="c",reason="ephemeral_overflow"} 5',
         [("warning", "channel-drops")],
     ),
-    ('nsqd_channel_dropped_messages_total{topic="t",channel="c",reason="max_age"} 5', []),
+    (
+        'nsqd_channel_dropped_messages_total{topic="t",channel="c",reason="max_age"} 5\n'
+        'nsqd_channel_dropped_messages_total{topic="t",channel="c",reason="max_bytes"} 5',
+        [("notice", "policy-drops")],
+    ),
+    (
+        'nsqd_topic_dropped_messages_total{topic="t",reason="expired"} 5',
+        [("notice", "policy-drops")],
+    ),
+    ('nsqd_channel_dropped_messages_total{topic="t",channel="c",reason="emptied"} 5', []),
 ]
 
 
