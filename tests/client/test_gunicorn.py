@@ -21,8 +21,9 @@ from trionsq.client.blocking import Consumer, Message
 from trionsq.testing import OpenBroker, broker_in_thread
 
 COUNT = by_level(test=2_000, short=10_000, full=100_000)
-A_REQUEST = 20
+A_REQUEST = by_level(test=20, short=20, full=50)
 SENDERS = 8
+LIMIT_S = 600
 
 
 class Senders:
@@ -97,7 +98,7 @@ def handle_all(nsqd: OpenBroker) -> Counter[int]:
     return found
 
 
-@pytest.mark.time_limit(600)
+@pytest.mark.time_limit(LIMIT_S)
 @pytest.mark.parametrize(
     "options",
     [
@@ -120,7 +121,7 @@ def test_a_request_that_was_answered_has_published(options: list[str]) -> None:
             with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as gunicorn:
                 if target < COUNT:
                     senders.start()
-                until(lambda: len(senders.confirmed) >= target)  # noqa: B023
+                until(lambda: len(senders.confirmed) >= target, LIMIT_S)  # noqa: B023
                 gunicorn.send_signal(signal.SIGTERM)
                 _, complaints = gunicorn.communicate(timeout=60)
             assert gunicorn.returncode == 0, complaints
