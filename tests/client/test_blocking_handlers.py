@@ -1,4 +1,4 @@
-"""Handlers in threads: typed messages, and middleware, each alone and in a consumer."""
+"""Handlers in threads: typed messages, traces, and middleware, each alone and in a consumer."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
 
 from tests.client.messages import Answers
@@ -27,6 +30,8 @@ from trionsq.client.blocking.middleware import (
     rate_limit,
     retry,
 )
+from trionsq.client.blocking.tracing import TracedProducer, process_spans
+from trionsq.client.envelope import EnvelopeCodec
 from trionsq.client.metrics import HandlerMetrics
 from trionsq.testing import OpenBroker
 
@@ -282,3 +287,34 @@ def test_values_and_middleware(nsqd: OpenBroker) -> None:
     assert sorted(order.number for order in seen) == [1, 2, 3, 4, 4, 4]
     assert (given_up, attempts) == ([b'"no order"'], [1, 2, 3])
     assert channel_stats(nsqd, "t", "c")["depth"] == 0
+
+
+def test_the_handler_runs_in_the_trace_of_the_publisher(nsqd: OpenBroker) -> None:
+    """For each way of publishing; who publishes without an envelope begins no trace."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    codec = EnvelopeCodec(JsonCodec())
+    with Producer(nsqd.tcp_address, codec=codec) as producer:
+        traced = TracedProducer(producer, provider)
+        traced.publish("t", 1)
+        traced.publish_many("t", [2, 3])
+        traced.publish_deferred("t", 4, 0)
+    with Producer(nsqd.tcp_address) as plain:
+        plain.publish("t", b"5")
+    seen: list[int] = []
+
+    def handle(one: Message[int]) -> None:
+        seen.append(one.body)
+        if len(seen) == 5:
+            consumer.stop()
+
+    consumer = Consumer("t", "c", nsqd_tcp_addresses=[nsqd.tcp_address], codec=codec)
+    consumer.run(process_spans("t", "c", provider)(handle), handle_signals=False)
+    provider.shutdown()
+    assert sorted(seen) == [1, 2, 3, 4, 5]
+    spans = exporter.get_finished_spans()
+    published = {span.context.span_id for span in spans if span.name == "publish t"}
+    parents = [span.parent and span.parent.span_id for span in spans if span.name == "process t"]
+    assert (len(published), len(parents), parents.count(None)) == (3, 5, 1)
+    assert {parent for parent in parents if parent} == published

@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 __all__ = [
     "AnyMessage",
@@ -22,6 +22,8 @@ __all__ += ["logging_context"]
 
 class AnyMessage(Protocol):
     """A message of the async client or of the blocking one; their docstrings describe it."""
+
+    body: Any
 
     @property
     def id(self) -> bytes: ...
