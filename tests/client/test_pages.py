@@ -75,6 +75,13 @@ def test_asyncio(nsqd: OpenBroker, capsys: pytest.CaptureFixture[str]) -> None:
     assert "100 messages" in capsys.readouterr().out
 
 
+def test_trio(nsqd: OpenBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same on trio, in the main thread, where it may receive signals."""
+    (source,) = examples("trio.md")
+    trio.run(module(source).main, nsqd.tcp_address)
+    assert "100 messages" in capsys.readouterr().out
+
+
 def test_threads(nsqd: OpenBroker, capsys: pytest.CaptureFixture[str]) -> None:
     """The same with the blocking client."""
     (source,) = examples("threads.md")
