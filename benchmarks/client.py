@@ -69,13 +69,8 @@ def _run_program(
     """One program of `clients`; killed once so many messages wait at the server, or after 60 s."""
     order = (f"127.0.0.1:{server.tcp_port}", TOPIC, CONSUMED, str(messages))
     module, _, option = name.partition(":")
-    command = [
-        sys.executable,
-        "-m",
-        f"benchmarks.clients.{module}",
-        *order,
-        *filter(None, [option]),
-    ]
+    words = (*order, option) if option else order
+    command = [sys.executable, "-m", f"benchmarks.clients.{module}", *words]
     cpu_s = server.cpu_s()
     with tempfile.TemporaryFile() as complaints:
         process = subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=complaints)
