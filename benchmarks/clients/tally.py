@@ -21,7 +21,7 @@ BODY = bytes(200)
 UNDER_WAY = 100
 """How many publishers there are; each waits for nsqd's OK."""
 MAX_IN_FLIGHT = 2500
-LINGER_S = 60.0
+LINGER_S = 300.0
 """So long a program stays connected that nobody kills."""
 
 
