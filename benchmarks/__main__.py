@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.build import BuildError, build
+from benchmarks.clientrows import CLIENT_ROWS
 from benchmarks.folders import data_base, file_system
 from benchmarks.generator import Bench, MeasureError
 from benchmarks.logrows import LOG_ROWS
@@ -28,7 +29,7 @@ def _names(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
 
 
-ALL_ROWS: Final = (*ROWS, *LOG_ROWS, *POLICY_ROWS)
+ALL_ROWS: Final = (*ROWS, *CLIENT_ROWS, *LOG_ROWS, *POLICY_ROWS)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -117,11 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run what the command line asks for; 1 when a row failed, 2 when nothing could start."""
     arguments = _parser().parse_args(argv)
     if arguments.list:
-        print(
-            "\n".join(
-                f"{row.name:18}{row.title}" for row in (*ROWS, *LOG_ROWS, *POLICY_ROWS, *SPARK_ROWS)
-            )
-        )
+        print("\n".join(f"{row.name:26}{row.title}" for row in (*ALL_ROWS, *SPARK_ROWS)))
         return 0
     _raise_file_limit()
     base = data_base(arguments.data)

@@ -133,36 +133,9 @@ def _busy_percent(run: Run) -> float:
     return float(run["cpu_seconds"] / run["seconds"] * 100)
 
 
-def _client_cpu_us(run: Run) -> float:
+def client_cpu_us(run: Run) -> float:
+    """CPU microseconds of a client for each message."""
     return float(run["generator_cpu_seconds"] / run["timed_messages"] * 1e6)
-
-
-def _of_reader(run: Run) -> float:
-    return _rate(run) / _rate(run["beside"]["reader"])
-
-
-def _times(name: str) -> Callable[[Run], float]:
-    return lambda run: _rate(run["beside"][name]) / _rate(run)
-
-
-def _client(name: str, title: str, metrics: tuple[Metric, ...], **fields: Any) -> Row:
-    figures = (
-        Metric("rate", "msg/s", _rate),
-        Metric("client-cpu", "us/msg", _client_cpu_us, more_is_better=False),
-        *metrics,
-    )
-    options = {"consumers": 1, "rdy": 2500, "size-min": 200, "size-max": 200}
-    return Row(name, title, "consume", options, figures, procedure="client", floor=False, **fields)
-
-
-def _our_client_in(way: str, world: str) -> Row:
-    title = f"our consumer by {way}, on {world}, at RDY 2500"
-    return _client(f"client-{way}-{world}", title, (), client=f"{way}:{world}", pilot=100_000)
-
-
-def _our_client(way: str, title: str, target: float | None) -> Row:
-    metric = Metric("of-reader", "of C reader", _of_reader, target, absolute=True)
-    return _client(f"client-{way}", title, (metric,), client=way, beside=("reader",), pilot=100_000)
 
 
 def _upgraded(layer: str, scenario: str) -> Row:
@@ -181,28 +154,6 @@ def _upgraded(layer: str, scenario: str) -> Row:
     )
 
 
-def _foreign_client(name: str) -> Row:
-    return _client(
-        f"client-{name}",
-        f"{name} consumes at RDY 2500",
-        tuple(
-            Metric(f"{way}-ahead", "times", _times(way), more_is_better=False)
-            for way in ("batches", "messages")
-        ),
-        client=f"with_{name}",
-        beside=("batches", "messages"),
-        pilot=20_000,
-    )
-
-
-FOREIGN: Mapping[str, str] = {
-    "pynsq": "nsq",
-    "gnsq": "gnsq",
-    "ansq": "ansq",
-    "asyncnsq": "asyncnsq",
-}
-"""Clients of others by name, and the modules they are; those that are installed are measured."""
-
 RECEIVER: Sequence[Row] = (
     [
         Row(
@@ -212,7 +163,7 @@ RECEIVER: Sequence[Row] = (
             {"consumers": 1, "rdy": 2500, "size-min": 100, "size-max": 100},
             (
                 Metric("rate", "msg/s", _rate, 240_000, absolute=True),
-                Metric("client-cpu", "us/msg", _client_cpu_us, more_is_better=False),
+                Metric("client-cpu", "us/msg", client_cpu_us, more_is_better=False),
             ),
             procedure="client",
             client="receiver",
@@ -227,7 +178,7 @@ RECEIVER: Sequence[Row] = (
                 {},
                 (
                     Metric("rate", "msg/s", _rate, target, absolute=True),
-                    Metric("client-cpu", "us/msg", _client_cpu_us, more_is_better=False),
+                    Metric("client-cpu", "us/msg", client_cpu_us, more_is_better=False),
                 ),
                 pilot=500_000,
                 procedure="sink",
@@ -409,14 +360,5 @@ ROWS: tuple[Row, ...] = (
         for scenario in ("publish", "consume")
         for layer in ("tls", "snappy", "deflate")
     ),
-    _our_client("batches", "our consumer.batches() at RDY 2500", 0.3),
-    _our_client("messages", "our consumer, message by message, at RDY 2500", None),
-    *(
-        _our_client_in(way, world)
-        for world in ("asyncio", "uvloop")
-        for way in ("batches", "messages")
-    ),
-    _our_client("threads", "our blocking consumer, one thread, at RDY 2500", None),
-    *(_foreign_client(name) for name, module in FOREIGN.items() if find_spec(module)),
     *RECEIVER,
 )

@@ -24,6 +24,7 @@ OPTIONAL = {
     "trionsq/client/codecs.py": {"pydantic", "typing_extensions"},
     "trionsq/client/metrics.py": {"prometheus_client"},
     "trionsq/client/tracing.py": {"opentelemetry"},
+    "trionsq/client/blocking/tracing.py": {"opentelemetry"},
     "trionsq/client/taskiq.py": {"taskiq"},
     "trionsq/tools/nsq_to_http.py": {"httpx2"},
     "trionsq/transports/any_certificate.py": {"cryptography", "OpenSSL"},

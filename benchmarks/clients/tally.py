@@ -1,7 +1,8 @@
 """What the programs share: their order, the moments that count, and what they print.
 
 They end no connection when all messages are there, for a FIN may still be under way: the line of
-JSON says that all came, and whoever started them asks the broker and then kills them.
+JSON says that all came, or that nsqd has confirmed all, and whoever started them asks the broker
+and then kills them.
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ from typing import Any
 
 import anyio
 
+BODY = bytes(200)
+"""What publishers send."""
+UNDER_WAY = 100
+"""How many publishers there are; each waits for nsqd's OK."""
 MAX_IN_FLIGHT = 2500
-LINGER_S = 60.0
+LINGER_S = 300.0
 """So long a program stays connected that nobody kills."""
 
 
@@ -49,6 +54,11 @@ def run_in_world(main: Callable[[Order], Coroutine[Any, Any, None]]) -> None:
     options = {"use_uvloop": True} if world == "uvloop" else {}
     backend = "trio" if world == "trio" else "asyncio"
     anyio.run(main, read_order(), backend=backend, backend_options=options)
+
+
+def is_publisher() -> bool:
+    """Whether the word after the order is ``publish``."""
+    return sys.argv[5:] == ["publish"]
 
 
 class Tally:
@@ -95,3 +105,24 @@ class Tally:
             "generator_cpu_seconds": timed[2],
         }
         print(json.dumps(figures), flush=True)
+
+
+class Publishes:
+    """The messages that all publishers of a program have to publish."""
+
+    def __init__(self, order: Order) -> None:
+        self._tally = Tally(order)
+        self._mark = self._tally.mark
+        self._left = order.messages
+        self._confirmed = 0
+
+    def begin(self) -> bool:
+        """Take one message; False: none is left."""
+        self._left -= 1
+        return self._left >= 0
+
+    def confirm(self) -> None:
+        """Count one that nsqd has confirmed."""
+        self._confirmed += 1
+        if self._confirmed >= self._mark:
+            self._mark = self._tally.reached(self._confirmed, self._confirmed * len(BODY))

@@ -1,4 +1,4 @@
-"""asyncnsq, by its stream of messages."""
+"""asyncnsq, by its stream of messages, and its writer."""
 
 from __future__ import annotations
 
@@ -6,10 +6,20 @@ import asyncio
 
 import asyncnsq  # type: ignore[import-untyped]
 
-from benchmarks.clients.tally import LINGER_S, MAX_IN_FLIGHT, Order, Tally, read_order
+from benchmarks.clients.tally import (
+    BODY,
+    LINGER_S,
+    MAX_IN_FLIGHT,
+    UNDER_WAY,
+    Order,
+    Publishes,
+    Tally,
+    is_publisher,
+    read_order,
+)
 
 
-async def main(order: Order) -> None:
+async def consume(order: Order) -> None:
     """Finish each message."""
     tally, count, nbytes = Tally(order), 0, 0
     mark = tally.mark
@@ -25,5 +35,19 @@ async def main(order: Order) -> None:
                 await asyncio.sleep(LINGER_S)
 
 
+async def publish(order: Order) -> None:
+    """Each of 100 tasks waits for nsqd's OK."""
+    work = Publishes(order)
+    writer = await asyncnsq.create_writer(order.host, order.port)
+
+    async def publish_some() -> None:
+        while work.begin():
+            await writer.pub(order.topic, BODY)
+            work.confirm()
+
+    await asyncio.gather(*(publish_some() for _ in range(UNDER_WAY)))
+    await asyncio.sleep(LINGER_S)
+
+
 if __name__ == "__main__":
-    asyncio.run(main(read_order()))
+    asyncio.run((publish if is_publisher() else consume)(read_order()))

@@ -1,4 +1,4 @@
-"""gnsq, by a handler."""
+"""gnsq, by a handler, and its producer."""
 
 from __future__ import annotations
 
@@ -7,10 +7,20 @@ from typing import Any
 import gevent  # type: ignore[import-untyped]
 import gnsq  # type: ignore[import-untyped]
 
-from benchmarks.clients.tally import LINGER_S, MAX_IN_FLIGHT, Order, Tally, read_order
+from benchmarks.clients.tally import (
+    BODY,
+    LINGER_S,
+    MAX_IN_FLIGHT,
+    UNDER_WAY,
+    Order,
+    Publishes,
+    Tally,
+    is_publisher,
+    read_order,
+)
 
 
-def main(order: Order) -> None:
+def consume(order: Order) -> None:
     """Finish each message by the handler's return."""
     tally = Tally(order)
     mark, count, nbytes = tally.mark, 0, 0
@@ -34,5 +44,20 @@ def main(order: Order) -> None:
     consumer.close()
 
 
+def publish(order: Order) -> None:
+    """Each of 100 greenlets waits for nsqd's OK."""
+    work = Publishes(order)
+    producer = gnsq.Producer([order.address])
+    producer.start()
+
+    def publish_some() -> None:
+        while work.begin():
+            producer.publish(order.topic, BODY)
+            work.confirm()
+
+    gevent.joinall([gevent.spawn(publish_some) for _ in range(UNDER_WAY)], raise_error=True)
+    gevent.sleep(LINGER_S)
+
+
 if __name__ == "__main__":
-    main(read_order())
+    (publish if is_publisher() else consume)(read_order())

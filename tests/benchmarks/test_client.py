@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.build import Programs, build
+from benchmarks.clientrows import CLIENT_ROWS, FOREIGN
 from benchmarks.generator import Bench, MeasureError
 from benchmarks.measure import run_row
-from benchmarks.rows import FOREIGN, ROWS, Row
+from benchmarks.rows import ROWS, Row
 from benchmarks.servers import OURS, kinds
 from tests.soak import in_short_soak, smoke
 
-CLIENTS = {row.name: row for row in ROWS if row.client}
+CLIENTS = {row.name: row for row in (*ROWS, *CLIENT_ROWS) if row.client}
 MESSAGES = 2_000
 
 
@@ -30,12 +31,17 @@ def test_every_client_has_a_row() -> None:
     """The development environment has all foreign clients, so none is left out unseen."""
     ours = {"client-batches", "client-messages", "client-threads", "receiver"}
     ours |= {f"client-{way}-{w}" for way in ("batches", "messages") for w in ("asyncio", "uvloop")}
-    assert CLIENTS.keys() == ours | {f"client-{name}" for name in FOREIGN}
+    ours |= {f"client-publish{name}" for name in ("", "-asyncio", "-uvloop", "-threads")}
+    others = {f"client-{way}{name}" for way in ("", "publish-") for name in FOREIGN}
+    assert CLIENTS.keys() == ours | others
 
 
-@pytest.mark.parametrize("row", smoke(CLIENTS, "client-batches", in_short=("client-pynsq",)))
-def test_a_client_takes_and_finishes_all(bench: Bench, row: Row) -> None:
-    """It gets each message, the broker has each FIN, and each of the row's figures is there."""
+@pytest.mark.parametrize(
+    "row", smoke(CLIENTS, "client-batches", in_short=("client-pynsq", "client-publish-threads"))
+)
+def test_a_client_does_all(bench: Bench, row: Row) -> None:
+    """The broker has each of its messages, or it gets each message and the broker has each FIN; and
+    each of the row's figures is there."""
     run = run_row(bench, row, OURS, MESSAGES)
     assert run["messages"] == MESSAGES
     assert run["beside"].keys() == set(row.beside)

@@ -1,5 +1,5 @@
-"""A WSGI application that publishes by the blocking client: ``/pub?N,...`` answers 200 after OK,
-with the id of the process, and ``/ping`` at once.
+"""A WSGI application that publishes by the blocking client. ``/pub?N,...`` answers 200 after OK,
+``/begin?N,...`` before it, and ``/ping`` at once; each with the id of the process.
 
 Its producer is made when the module is imported: with ``--preload`` in gunicorn's master, before it
 forks. ``NSQD`` names the nsqd.
@@ -18,12 +18,16 @@ PRODUCER = Producer(os.environ["NSQD"])
 
 
 def app(environ: dict[str, Any], start_response: Callable[..., object]) -> Iterable[bytes]:
-    """Publish the numbers of the query: the first by itself, all others together."""
+    """Publish the numbers of the query: the first by itself, all others together; or each in the
+    background."""
+    bodies = environ["QUERY_STRING"].encode().split(b",")
     try:
         if environ["PATH_INFO"] == "/pub":
-            first, *others = environ["QUERY_STRING"].split(",")
-            PRODUCER.publish("web", first.encode())
-            PRODUCER.publish_many("web", [number.encode() for number in others])
+            PRODUCER.publish("web", bodies[0])
+            PRODUCER.publish_many("web", bodies[1:])
+        elif environ["PATH_INFO"] == "/begin":
+            for body in bodies:
+                PRODUCER.begin_publish("web", body)
     except (ClientError, ProtocolError) as error:
         start_response("503 Service Unavailable", [("Content-Type", "text/plain")])
         return [str(error).encode()]

@@ -75,9 +75,15 @@ def test_asyncio(nsqd: OpenBroker, capsys: pytest.CaptureFixture[str]) -> None:
     assert "100 messages" in capsys.readouterr().out
 
 
+def test_trio(nsqd: OpenBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same on trio, in the main thread, where it may receive signals."""
+    (source,) = examples("trio.md")
+    trio.run(module(source).main, nsqd.tcp_address)
+    assert "100 messages" in capsys.readouterr().out
+
+
 def test_threads(nsqd: OpenBroker, capsys: pytest.CaptureFixture[str]) -> None:
     """The same with the blocking client."""
-    pytest.importorskip("trionsq.client.blocking")
     (source,) = examples("threads.md")
     module(source).main(nsqd.tcp_address)
     assert "100 messages" in capsys.readouterr().out
@@ -121,7 +127,6 @@ views.producer.close()
 
 def test_django(nsqd: OpenBroker, tmp_path: Path) -> None:
     """A request publishes when its transaction has ended."""
-    pytest.importorskip("trionsq.client.blocking")
     (source,) = examples("django.md")
     (tmp_path / "views.py").write_text(source)
     (tmp_path / "site_of_test.py").write_text(DJANGO)
@@ -188,9 +193,16 @@ async def test_middleware() -> None:
         assert sorted(handled) == [b"a", b"b"]
 
 
+def test_handlers_in_threads(nsqd: OpenBroker) -> None:
+    """All that is published is handled."""
+    source = examples("handlers.md")[2]
+    handled = module(source, "threaded_example").main(nsqd.tcp_address, 10)
+    assert sorted(handled) == list(range(10))
+
+
 async def test_traces(capsys: pytest.CaptureFixture[str]) -> None:
     """The span of the handler is a child of the publisher's."""
-    source = examples("handlers.md")[2]
+    source = examples("handlers.md")[3]
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     async with open_broker() as nsqd:

@@ -1,18 +1,19 @@
 """The same drill in each world: nsqd is killed twice under load, nsqlookupd is gone for a while,
-and consumers are cancelled at random moments. What nsqd has confirmed is handled, nothing is
-handled after a cancellation, and no task or thread is left.
+and producers and consumers are cancelled at random moments. What nsqd has confirmed is handled,
+nothing is handled after a cancellation, and no task or thread is left.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any, TypeAlias
 
 import anyio
 import anyio.lowlevel
@@ -51,6 +52,7 @@ class Account:
         lookupd: HTTP address of nsqlookupd; nsqd: TCP address.
         confirmed, handled: bodies.
         cancellations: consumers that were ended.
+        cancelled_producers: producers, or publishes of a shared one, that were.
         late: messages that a consumer's handler got after the consumer's end.
     """
 
@@ -60,6 +62,7 @@ class Account:
         self.confirmed: set[bytes] = set()
         self.handled: set[bytes] = set()
         self.cancellations = 0
+        self.cancelled_producers = 0
         self.late = 0
         self.faults = 0
 
@@ -68,9 +71,9 @@ class Account:
         return len(self.confirmed) == COUNT and self.confirmed <= self.handled
 
     def batches(self, publisher: int) -> list[list[bytes]]:
-        """What one of the publishers has to publish."""
+        """What one of the publishers has to publish, the first at the end."""
         own = [b"%d" % number for number in range(publisher, COUNT, PUBLISHERS)]
-        return [own[first : first + BATCH] for first in range(0, len(own), BATCH)]
+        return [own[first : first + BATCH] for first in range(0, len(own), BATCH)][::-1]
 
     def must_wait(self, batch: list[bytes]) -> bool:
         """Whether the batch is one of the last, for which all faults have to be over."""
@@ -98,7 +101,7 @@ async def reach(account: Account, share: float) -> None:
         await trio.sleep(0.01)
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def breaking_cluster(account: Account, folder: Path) -> AsyncIterator[None]:
     """nsqd and nsqlookupd, which break at shares of the messages."""
     account.nsqd, account.lookupd, lookupd_tcp = (free_address() for _ in range(3))
@@ -138,18 +141,41 @@ async def breaking_cluster(account: Account, folder: Path) -> AsyncIterator[None
         nursery.cancel_scope.cancel()
 
 
-async def publish(account: Account, number: int) -> None:
+# Runs what it is given, and cancels it if it has not ended within some seconds.
+Limit: TypeAlias = Callable[[Callable[[], Coroutine[Any, Any, None]], float], Awaitable[None]]
+
+
+async def limit_by_scope(work: Callable[[], Coroutine[Any, Any, None]], limit_s: float) -> None:
+    with anyio.move_on_after(limit_s):
+        await work()
+
+
+async def limit_natively(work: Callable[[], Coroutine[Any, Any, None]], limit_s: float) -> None:
+    """As asyncio's programs do it: half of them by `Task.cancel`, half by a timeout."""
+    if int(limit_s * 1e6) % 2:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await work()
+    else:
+        task = asyncio.create_task(work())
+        await asyncio.wait([task], timeout=limit_s)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def publish(account: Account, batches: list[list[bytes]]) -> None:
+    """Publish the batches, the last one first, and remove each that is confirmed."""
     async with Producer(account.nsqd) as producer:
-        for batch in account.batches(number):
-            while account.must_wait(batch):  # noqa: ASYNC110 - nothing tells
+        while batches:
+            while account.must_wait(batches[-1]):  # noqa: ASYNC110 - nothing tells
                 await anyio.sleep(0.02)
-            while batch[0] not in account.confirmed:
-                try:
-                    await producer.publish_many(TOPIC, batch)
-                except (ConnectError, NotConnectedError, ProtocolError):
-                    await anyio.sleep(0.02)
-                else:
-                    account.confirmed.update(batch)
+            try:
+                await producer.publish_many(TOPIC, batches[-1])
+            except (ConnectError, NotConnectedError, ProtocolError):
+                await anyio.sleep(0.02)
+            else:
+                account.confirmed.update(batches.pop())
 
 
 async def consume(account: Account) -> None:
@@ -167,49 +193,38 @@ async def consume(account: Account) -> None:
         end()
 
 
-async def cancel_natively(account: Account, random: Random) -> None:
-    """By `Task.cancel`, as asyncio's programs do it; every other time by its timeout."""
-    while not account.is_done:
-        limit_s = random.uniform(0.05, 0.6)
-        if account.cancellations % 2:
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(consume(account), limit_s)
-        else:
-            task = asyncio.create_task(consume(account))
-            await asyncio.sleep(limit_s)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
+async def drill(account: Account, limit: Limit, random: Random) -> None:
+    async def publish_all(batches: list[list[bytes]]) -> None:
+        while batches:
+            await limit(partial(publish, account, batches), random.uniform(0.01, 0.4))
+            account.cancelled_producers += bool(batches)
 
-
-async def cancel_by_scope(account: Account, random: Random) -> None:
-    while not account.is_done:
-        with anyio.move_on_after(random.uniform(0.05, 0.6)):
-            await consume(account)
-
-
-async def drill(account: Account, consume_all: Callable[[], Awaitable[None]]) -> None:
     async with anyio.create_task_group() as tasks:
         for number in range(PUBLISHERS):
-            tasks.start_soon(publish, account, number)
-        await consume_all()
+            tasks.start_soon(publish_all, account.batches(number))
+        while not account.is_done:
+            await limit(partial(consume, account), random.uniform(0.05, 0.6))
 
 
 def drill_threads(account: Account, random: Random) -> None:
-    def publish(number: int) -> None:
-        for batch in account.batches(number):
-            while account.must_wait(batch):
+    def publish(batches: list[list[bytes]], random: Random) -> None:
+        while batches:
+            while account.must_wait(batches[-1]):
                 time.sleep(0.02)
-            while batch[0] not in account.confirmed:
-                try:
-                    producer.publish_many(TOPIC, batch)
-                except (ConnectError, NotConnectedError, ProtocolError):
-                    time.sleep(0.02)
-                else:
-                    account.confirmed.update(batch)
+            try:
+                producer.publish_many(TOPIC, batches[-1], timeout_s=random.uniform(0.001, 0.1))
+            except TimeoutError:
+                account.cancelled_producers += 1
+            except (ConnectError, NotConnectedError, ProtocolError):
+                time.sleep(0.02)
+            else:
+                account.confirmed.update(batches.pop())
 
     with blocking.Producer(account.nsqd) as producer:
-        threads = [threading.Thread(target=publish, args=(n,)) for n in range(PUBLISHERS)]
+        threads = [
+            threading.Thread(target=publish, args=(account.batches(number), Random(number)))
+            for number in range(PUBLISHERS)
+        ]
         for thread in threads:
             thread.start()
         while not account.is_done:
@@ -235,12 +250,16 @@ def test_what_is_confirmed_is_handled(world: str, tmp_path: Path) -> None:
         if world == "threads":
             drill_threads(account, random)
         elif world == "trio":
-            run_in(world, lambda: drill(account, lambda: cancel_by_scope(account, random)), LIMIT_S)
+            run_in(world, lambda: drill(account, limit_by_scope, random), LIMIT_S)
         else:
-            run_in(world, lambda: drill(account, lambda: cancel_natively(account, random)), LIMIT_S)
-    print(f"{world}: {COUNT} messages, {account.cancellations} consumers, {account.faults} faults")
+            run_in(world, lambda: drill(account, limit_natively, random), LIMIT_S)
+    print(
+        f"{world}: {COUNT} messages, {account.cancellations} consumers and "
+        f"{account.cancelled_producers} producers cancelled, {account.faults} faults"
+    )
     assert account.is_done
     assert account.faults >= FAULTS
     assert account.cancellations >= 3
+    assert account.cancelled_producers > 0
     assert account.late == 0
     until(lambda: not any(t.name.startswith("trionsq-") for t in threading.enumerate()))

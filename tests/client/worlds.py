@@ -96,9 +96,9 @@ def channel_stats(nsqd: OpenBroker, topic: str, channel: str) -> dict[str, Any]:
     return dict(stats)
 
 
-def until(is_so: Callable[[], bool]) -> None:
-    """Wait up to 60 s until the condition holds, outside of any event loop."""
-    end_s = time.monotonic() + LIMIT_S
+def until(is_so: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
+    """Wait until the condition holds, outside of any event loop."""
+    end_s = time.monotonic() + limit_s
     while not is_so():
         assert time.monotonic() < end_s
         time.sleep(0.01)

@@ -21,7 +21,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.install.lean import try_client
+from tests.install.lean import LIMIT_S, try_client
 from tests.install.programs import InstallError, try_programs
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +69,7 @@ def find_python(version: str) -> Path | None:
         ask = [str(candidate), "-c", "import sys, venv, ensurepip; print(*sys.version_info[:2])"]
         # A shim of pyenv is there for each version, and fails for those that are not chosen.
         try:
-            said = subprocess.run(ask, capture_output=True, text=True, timeout=60, check=False)
+            said = subprocess.run(ask, capture_output=True, text=True, timeout=LIMIT_S, check=False)
         except OSError:
             continue
         if said.stdout.split() == version.split("."):
@@ -87,7 +87,7 @@ def _candidates(version: str) -> Iterator[Path]:
 def build_wheel(folder: Path) -> Path:
     """The wheel of this checkout."""
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=LIMIT_S)
     (wheel,) = folder.glob("trionsq-*.whl")
     return wheel
 
@@ -97,7 +97,9 @@ def try_python(python: Path, version: str, wheel: Path, folder: Path) -> bool:
     begun_s = time.monotonic()
     installed = ""
     try:
-        subprocess.run([str(python), "-m", "venv", str(folder / "venv")], check=True, timeout=60)
+        subprocess.run(
+            [str(python), "-m", "venv", str(folder / "venv")], check=True, timeout=LIMIT_S
+        )
         pip = [str(folder / "venv" / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
         _install(pip, str(wheel))
         tell(f"Python {version}: {try_client(folder / 'venv', folder)}")
@@ -112,7 +114,7 @@ def try_python(python: Path, version: str, wheel: Path, folder: Path) -> bool:
             [*pip, "uninstall", "--quiet", "--yes", "trionsq"],
             check=True,
             capture_output=True,
-            timeout=60,
+            timeout=LIMIT_S,
         )
         (packages,) = (folder / "venv" / "lib").glob("python3.*/site-packages")
         if left := [name for name in OURS if (packages / name).exists()]:
@@ -130,12 +132,16 @@ def _install(pip: list[str], *words: str) -> None:
     subprocess.run(
         [*pip, "install", "--quiet", *words], check=True, capture_output=True, timeout=PIP_LIMIT_S
     )
-    subprocess.run([*pip, "check"], check=True, capture_output=True, timeout=60)
+    subprocess.run([*pip, "check"], check=True, capture_output=True, timeout=LIMIT_S)
 
 
 def _shown(pip: list[str]) -> str:
     listed = subprocess.run(
-        [*pip, "list", "--format=freeze"], check=True, capture_output=True, text=True, timeout=60
+        [*pip, "list", "--format=freeze"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
     )
     found = dict(line.split("==") for line in listed.stdout.split() if "==" in line)
     names = {name.lower(): name for name in SHOWN}

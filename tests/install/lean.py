@@ -19,6 +19,8 @@ LACKING = {
     "nsq_to_http": "http",
 }
 """The commands that refuse to run, and the extra that they name."""
+# For what takes seconds; a machine may be busy.
+LIMIT_S = 300.0
 COMPLETE = ("to_nsq", "nsq_tail", "nsq_stat", "nsq_to_file", "nsq_to_nsq", "nsq_log", "nsq-drain")
 _IMPORT = """
 import time
@@ -61,5 +63,5 @@ def try_client(venv: Path, folder: Path) -> str:
 
 def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=60, check=False
+        command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )

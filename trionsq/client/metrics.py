@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import time
-from typing import TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
-from trionsq.client.handling import Handler
-from trionsq.client.message import Message
-from trionsq.client.middleware import Middleware
+from trionsq.client.decisions import AnyMessage, HandlerContext
+from trionsq.client.middleware import Middleware, around
 
 __all__ = ["HandlerMetrics"]
 
-M = TypeVar("M")
-
 
 class HandlerMetrics:
-    """Counts and times the handlers of a process; `measure` is the middleware.
+    """Counts and times the handlers of a process; `measure` is the middleware, `context` the one of
+    handlers in threads.
 
     - ``nsq_handled_messages_total``: by ``outcome``: ``handled``, ``failed`` (the handler raised),
       ``cancelled``. What a `retry` inside of `measure` requeues is ``requeued``.
@@ -45,6 +44,11 @@ class HandlerMetrics:
 
     def measure(self, topic: str, channel: str) -> Middleware:
         """The middleware for the handler of this topic and channel."""
+        return around(self.context(topic, channel))
+
+    def context(self, topic: str, channel: str) -> HandlerContext:
+        """The same for a handler in threads: ``around(metrics.context("orders", "billing"))``, by
+        `trionsq.client.blocking.middleware.around`."""
         seconds = self._seconds.labels(topic, channel)
         running = self._running.labels(topic, channel)
         handled, requeued, failed, cancelled = (
@@ -52,25 +56,23 @@ class HandlerMetrics:
             for outcome in ("handled", "requeued", "failed", "cancelled")
         )
 
-        def wrap(handler: Handler[M]) -> Handler[M]:
-            async def measured(message: Message[M]) -> None:
-                begun_s = time.perf_counter()
-                running.inc()
-                try:
-                    await handler(message)
-                except Exception:
-                    failed.inc()
-                    raise
-                except BaseException:
-                    cancelled.inc()
-                    raise
-                else:
-                    is_requeued = not message.is_open and not message.was_finished
-                    (requeued if is_requeued else handled).inc()
-                finally:
-                    running.dec()
-                    seconds.observe(time.perf_counter() - begun_s)
+        @contextmanager
+        def measured(message: AnyMessage) -> Iterator[None]:
+            begun_s = time.perf_counter()
+            running.inc()
+            try:
+                yield
+            except Exception:
+                failed.inc()
+                raise
+            except BaseException:
+                cancelled.inc()
+                raise
+            else:
+                is_requeued = not message.is_open and not message.was_finished
+                (requeued if is_requeued else handled).inc()
+            finally:
+                running.dec()
+                seconds.observe(time.perf_counter() - begun_s)
 
-            return measured
-
-        return wrap
+        return measured

@@ -13,7 +13,8 @@ the outermost::
 
 The order matters: a time limit inside of `retry` is a failure that is retried; outside of
 `rate_limit` it counts the waiting as well. `trionsq.client.metrics` has Prometheus metrics,
-`trionsq.client.tracing` spans of OpenTelemetry.
+`trionsq.client.tracing` spans of OpenTelemetry, and `trionsq.client.blocking.middleware` the same
+for handlers in threads.
 
 All of them work under trio and asyncio. A cancellation passes through: the message goes back to
 nsqd, as without them.
@@ -22,18 +23,25 @@ nsqd, as without them.
 from __future__ import annotations
 
 import logging
-import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import anyio
 
+from trionsq.client.decisions import (
+    HandlerContext,
+    HandlerPace,
+    RecentKeys,
+    RetrySchedule,
+    is_handled,
+    logging_context,
+)
 from trionsq.client.handling import Handler
 from trionsq.client.message import Message
 
 __all__ = [
     "Middleware",
+    "around",
     "compose",
     "deduplicate",
     "log_messages",
@@ -57,6 +65,23 @@ def compose(handler: Handler[M], *middlewares: Middleware) -> Handler[M]:
     for middleware in reversed(middlewares):
         handler = middleware(handler)
     return handler
+
+
+def around(context: HandlerContext) -> Middleware:
+    """Run the handler in a context manager, which is made for each message.
+
+    Args:
+        context: is called with the message; returns a context manager, not an async one.
+    """
+
+    def wrap(handler: Handler[M]) -> Handler[M]:
+        async def surrounded(message: Message[M]) -> None:
+            with context(message):
+                await handler(message)
+
+        return surrounded
+
+    return wrap
 
 
 def time_limit(seconds: float) -> Middleware:
@@ -101,21 +126,19 @@ def retry(
             Without it, the exception is raised, and the consumer requeues the message.
         backoff: whether the consumer slows down, as it does when an exception is raised.
     """
-    schedule = tuple(delays_s)
-    if any(not delay_s >= 0 for delay_s in schedule):
-        raise ValueError("a delay must be at least 0")
+    schedule = RetrySchedule(delays_s)
 
     def wrap(handler: Handler[M]) -> Handler[M]:
         async def retried(message: Message[M]) -> None:
             try:
                 await handler(message)
             except on:
-                if message.attempts <= len(schedule):
-                    message.requeue(schedule[message.attempts - 1], backoff=backoff)
-                    return
-                if on_exhausted is None:
+                if (delay_s := schedule.delay_s(message.attempts)) is not None:
+                    message.requeue(delay_s, backoff=backoff)
+                elif on_exhausted is None:
                     raise
-                await on_exhausted(message)
+                else:
+                    await on_exhausted(message)
 
         return retried
 
@@ -132,21 +155,11 @@ def rate_limit(per_s: float, *, burst: int = 1) -> Middleware:
         per_s: handlers a second, more than 0.
         burst: how many may begin at once after a pause, at least 1.
     """
-    if not per_s > 0 or burst < 1:
-        raise ValueError("per_s must be more than 0, and burst at least 1")
-    interval_s: Final = 1 / per_s
-    # When all that have begun, or wait, would be through at this rate.
-    busy_until_s = float("-inf")
-
-    def delay_s() -> float:
-        nonlocal busy_until_s
-        now_s = anyio.current_time()
-        busy_until_s = max(busy_until_s, now_s) + interval_s
-        return busy_until_s - burst * interval_s - now_s
+    pace = HandlerPace(per_s, burst)
 
     def wrap(handler: Handler[M]) -> Handler[M]:
         async def limited(message: Message[M]) -> None:
-            if (wait_s := delay_s()) > 0:
+            if (wait_s := pace.delay_s(anyio.current_time())) > 0:
                 await anyio.sleep(wait_s)
             await handler(message)
 
@@ -177,36 +190,21 @@ def deduplicate(
         size: keys to remember; the oldest is forgotten first.
         ttl_s: for how many seconds a key is remembered.
     """
-    if size < 1:
-        raise ValueError("size must be at least 1")
-    done: OrderedDict[Hashable, float] = OrderedDict()
+    done = RecentKeys(size, ttl_s)
     busy: dict[Hashable, anyio.Event] = {}
-
-    def is_done(found: Hashable) -> bool:
-        now_s = anyio.current_time()
-        while done and next(iter(done.values())) + ttl_s <= now_s:
-            done.popitem(last=False)
-        return found in done
-
-    def note_done(found: Hashable) -> None:
-        done.pop(found, None)
-        done[found] = anyio.current_time()
-        if len(done) > size:
-            done.popitem(last=False)
 
     def wrap(handler: Handler[M]) -> Handler[M]:
         async def once(message: Message[M]) -> None:
             found = key(message)
             while (event := busy.get(found)) is not None:
                 await event.wait()
-            if is_done(found):
+            if done.has(found, anyio.current_time()):
                 return
             ended = busy[found] = anyio.Event()
             try:
                 await handler(message)
-                # One that was requeued, by `retry` for instance, comes again to be handled.
-                if message.was_finished or (message.is_open and message.auto_response):
-                    note_done(found)
+                if is_handled(message):
+                    done.add(found, anyio.current_time())
             finally:
                 del busy[found]
                 ended.set()
@@ -234,34 +232,4 @@ def log_messages(
         logger: where; by default ``trionsq.client.messages``.
         level: of messages that were handled.
     """
-    target = logger or logging.getLogger("trionsq.client.messages")
-
-    def note(message: Message[Any], begun_s: float, outcome: str) -> None:
-        fields = {
-            "nsq_name": name,
-            "nsq_id": message.id.decode(),
-            "nsq_attempts": message.attempts,
-            "nsq_nsqd": message.nsqd_address,
-            "nsq_outcome": outcome,
-            "nsq_duration_s": round(time.perf_counter() - begun_s, 6),
-            "nsq_age_s": round(time.time() - message.timestamp_ns / 1e9, 3),
-        }
-        words = " ".join(f"{field.removeprefix('nsq_')}={fields[field]}" for field in fields)
-        target.log(logging.WARNING if outcome == "failed" else level, "%s", words, extra=fields)
-
-    def wrap(handler: Handler[M]) -> Handler[M]:
-        async def logged(message: Message[M]) -> None:
-            begun_s = time.perf_counter()
-            try:
-                await handler(message)
-            except Exception:
-                note(message, begun_s, "failed")
-                raise
-            except BaseException:
-                note(message, begun_s, "cancelled")
-                raise
-            note(message, begun_s, "handled")
-
-        return logged
-
-    return wrap
+    return around(logging_context(name, logger, level))

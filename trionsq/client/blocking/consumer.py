@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from queue import SimpleQueue
 from types import FrameType
-from typing import Final, TypeAlias
+from typing import Final, Generic, TypeAlias
 
 import anyio
 import anyio.to_thread
@@ -19,20 +19,20 @@ from trionsq.client import consumer as async_consumer
 from trionsq.client import message as async_message
 from trionsq.client.blocking.background import Background, wait_for
 from trionsq.client.blocking.message import Message
+from trionsq.client.codecs import Codec, T
 from trionsq.client.config import Config
-from trionsq.client.errors import StoppedError
 from trionsq.client.message import ConsumerStats
 
 __all__ = ["Consumer", "Handler"]
 
 log = logging.getLogger("trionsq.client")
 
-Handler: TypeAlias = Callable[[Message], object]
+Handler: TypeAlias = Callable[[Message[T]], object]
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-class Consumer:
+class Consumer(Generic[T]):
     """Receives the messages of a channel, and calls a handler with each of them.
 
     ::
@@ -52,15 +52,18 @@ class Consumer:
         nsqd_tcp_addresses: Iterable[str] = (),
         lookupd_http_addresses: Iterable[str] = (),
         config: Config | None = None,
-        on_give_up: Handler | None = None,
+        codec: Codec[T] | None = None,
+        on_give_up: Callable[[Message], object] | None = None,
         address_filter: Callable[[str], bool] | None = None,
         drain_timeout_s: float = 5.0,
     ) -> None:
         """The arguments are those of `trionsq.client.Consumer`.
 
         Args:
-            on_give_up: called in a thread with each message that had more than max_attempts, before
-                it is finished. If it raises, the message is requeued instead.
+            codec: makes the ``body`` of each message of its bytes; None: bytes.
+            on_give_up: called in a thread with each message that had more than max_attempts or
+                whose body the codec refuses, before it is finished; its body is bytes. If it
+                raises, the message is requeued instead.
 
         Raises:
             ValueError: an invalid name or address.
@@ -72,6 +75,7 @@ class Consumer:
             nsqd_tcp_addresses=nsqd_tcp_addresses,
             lookupd_http_addresses=lookupd_http_addresses,
             config=config,
+            codec=codec,
             on_give_up=None if on_give_up is None else self._give_up,
             address_filter=address_filter,
             drain_timeout_s=drain_timeout_s,
@@ -81,7 +85,7 @@ class Consumer:
         self._is_stopping = False
         # Whether handlers may begin; not after a cancellation.
         self._is_handling = True
-        self._work: SimpleQueue[Message | None] = SimpleQueue()
+        self._work: SimpleQueue[Message[T] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         # One for each thread.
         self._ended: list[Future[None]] = []
@@ -89,7 +93,9 @@ class Consumer:
     def __repr__(self) -> str:
         return f"<blocking {self._consumer!r}>"
 
-    def run(self, handler: Handler, concurrency: int = 1, *, handle_signals: bool = True) -> None:
+    def run(
+        self, handler: Handler[T], concurrency: int = 1, *, handle_signals: bool = True
+    ) -> None:
         """Call the handler with each message, in ``concurrency`` threads, until `stop`. Once only.
 
         A message is finished when its handler returns. If the handler raises, the message is
@@ -183,10 +189,8 @@ class Consumer:
             if self._is_stopping:
                 consumer.stop()
             call = self._background.call
-            with contextlib.suppress(StoppedError):
-                while True:
-                    for message in await consumer.next_batch():
-                        self._work.put(Message(message, call))
+            async for message in consumer:
+                self._work.put(Message(message, call))
 
     async def _give_up(self, message: async_message.Message) -> None:
         assert self._on_give_up is not None
@@ -194,13 +198,13 @@ class Consumer:
 
     # In the handlers' threads
 
-    def _handle_all(self, handler: Handler, ended: Future[None]) -> None:
+    def _handle_all(self, handler: Handler[T], ended: Future[None]) -> None:
         try:
             self._handle_each(handler)
         finally:
             ended.set_result(None)
 
-    def _handle_each(self, handler: Handler) -> None:
+    def _handle_each(self, handler: Handler[T]) -> None:
         while (message := self._work.get()) is not None:
             # nsqd redelivers the messages of a broken connection.
             if not self._is_handling or not message.is_answerable:

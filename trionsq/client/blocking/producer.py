@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
-from typing import Final, Literal, Self
+from typing import Any, Final, Generic, Literal, Self
 
 from trionsq.client import producer as async_producer
 from trionsq.client.blocking.publishing import Entry, Publishing
+from trionsq.client.codecs import Codec, T
 from trionsq.client.config import Config
 from trionsq.client.errors import ClientError, StoppedError
 from trionsq.client.handshake import dial_tcp
@@ -35,7 +36,7 @@ class QueueFullError(ClientError):
     """``max_unconfirmed`` messages wait for nsqd, and the producer was made to raise then."""
 
 
-class Producer:
+class Producer(Generic[T]):
     """Publishes to one nsqd at a time, from any number of threads.
 
     ::
@@ -57,6 +58,7 @@ class Producer:
         self,
         *nsqd_tcp_addresses: str,
         config: Config | None = None,
+        codec: Codec[T] | None = None,
         idempotent: bool = False,
         retry_s: float = 30.0,
         max_unconfirmed: int = 10_000,
@@ -66,6 +68,8 @@ class Producer:
         """Args:
             nsqd_tcp_addresses: ``host:port``, one or more.
             config: options.
+            codec: makes bytes of what is published, in the thread that publishes; None: bodies are
+                bytes. What it raises, the publish raises, and nothing was sent.
             idempotent, retry_s: as for `trionsq.client.Producer`.
             max_unconfirmed: publishes that may wait for nsqd's answer, of all threads together.
             when_full: what a further one does: ``wait``, or ``raise`` QueueFullError.
@@ -81,6 +85,7 @@ class Producer:
         if max_unconfirmed < 1:
             raise ValueError("max_unconfirmed must be at least 1")
         self.config = config or Config()
+        self._codec = codec
         self._addresses = nsqd_tcp_addresses
         self._idempotent = idempotent
         self._retry_s = retry_s
@@ -120,12 +125,12 @@ class Producer:
         """How many publishes of this process wait for nsqd's answer."""
         return self._begun - self._work.answered if self._work is not None else 0
 
-    def publish(self, topic: str, body: bytes, timeout_s: float | None = None) -> None:
+    def publish(self, topic: str, body: T, timeout_s: float | None = None) -> None:
         """Publish a message, and wait until nsqd has confirmed it.
 
         Args:
             topic: its name.
-            body: at least a byte.
+            body: at least a byte, or a value for the codec.
             timeout_s: how long to wait, in seconds; None: as long as the connection and the time
                 limits of the options allow.
 
@@ -139,23 +144,23 @@ class Producer:
             StoppedError: the producer is closed, or was closed before the answer.
             TimeoutError: no answer in time; nsqd may have the message, or get it later.
         """
-        self._begin(partial(commands.publish, topic, body), timeout_s).result(timeout_s)
+        command = partial(commands.publish, topic, self._encoded(body))
+        self._begin(command, timeout_s).result(timeout_s)
 
-    def publish_many(
-        self, topic: str, bodies: Sequence[bytes], timeout_s: float | None = None
-    ) -> None:
+    def publish_many(self, topic: str, bodies: Sequence[T], timeout_s: float | None = None) -> None:
         """Publish all messages or none, with one command (MPUB): the fastest way. As `publish`."""
-        command = partial(commands.publish_many, topic, tuple(bodies))
+        command = partial(commands.publish_many, topic, tuple(map(self._encoded, bodies)))
         self._begin(command, timeout_s).result(timeout_s)
 
     def publish_deferred(
-        self, topic: str, body: bytes, delay_s: float, timeout_s: float | None = None
+        self, topic: str, body: T, delay_s: float, timeout_s: float | None = None
     ) -> None:
         """Publish a message that is delivered after ``delay_s`` seconds or later. As `publish`."""
-        command = partial(commands.publish_deferred, topic, round(delay_s * 1000), body)
+        delay_ms = round(delay_s * 1000)
+        command = partial(commands.publish_deferred, topic, delay_ms, self._encoded(body))
         self._begin(command, timeout_s).result(timeout_s)
 
-    def begin_publish(self, topic: str, body: bytes) -> Future[None]:
+    def begin_publish(self, topic: str, body: T) -> Future[None]:
         """Publish a message in the background: ``.result()`` later waits for nsqd's confirmation.
 
         The result raises as `publish`. Messages of one thread go to nsqd in their order.
@@ -163,7 +168,11 @@ class Producer:
         Raises:
             ValueError, QueueFullError, StoppedError: as `publish`.
         """
-        return self._begin(partial(commands.publish, topic, body), None)
+        return self._begin(partial(commands.publish, topic, self._encoded(body)), None)
+
+    def _encoded(self, body: T) -> bytes:
+        # Without a codec T is bytes, which mypy can't know.
+        return body if self._codec is None else self._codec.encode(body)  # type: ignore[return-value]
 
     def _begin(self, command: KeyedCommand, timeout_s: float | None) -> Future[None]:
         if not self._idempotent:
@@ -257,7 +266,7 @@ class Producer:
 
 # Processes
 
-_PRODUCERS: Final[dict[int, weakref.ref[Producer]]] = {}
+_PRODUCERS: Final[dict[int, weakref.ref[Producer[Any]]]] = {}
 # After a fork, what the parent's threads work with: to free it would reach into their event loop.
 _INHERITED: Final[list[Publishing]] = []
 
@@ -266,7 +275,7 @@ def _forget(key: int, _: object) -> None:
     _PRODUCERS.pop(key, None)
 
 
-def _living() -> list[Producer]:
+def _living() -> list[Producer[Any]]:
     producers = [reference() for reference in list(_PRODUCERS.values())]
     return [producer for producer in producers if producer is not None]
 
