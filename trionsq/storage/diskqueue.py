@@ -113,12 +113,7 @@ class DiskQueue:
     def depth(self) -> int:
         # After an unclean stop there may be more messages than the positions count.
         positions = self._positions
-        if (
-            positions.read_pos >= positions.write_pos
-            and positions.read_file >= positions.write_file
-        ):
-            return 0  # as `all_read`, for each publish and delivery
-        return max(1, positions.depth)
+        return 0 if positions.all_read else max(1, positions.depth)
 
     @property
     def on_disk(self) -> int:

@@ -22,7 +22,7 @@ from trionsq.wire.names import is_valid_name, is_valid_reason, quote
 __all__ = [
     "FIN_LINE_BYTES",
     "CommandLimits",
-    "Incomplete",
+    "IncompleteCommand",
     "LineTooLong",
     "Params",
     "fin_run",
@@ -181,7 +181,7 @@ def parse_deferred(params: Params, max_defer_timeout_ms: int) -> tuple[str, int]
     return topic, delay_ms
 
 
-class Incomplete(NamedTuple):
+class IncompleteCommand(NamedTuple):
     """An incomplete command: bytes that it needs, and the error if the input ends before."""
 
     need: int

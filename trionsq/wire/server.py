@@ -30,7 +30,7 @@ from trionsq.wire.events import (
 from trionsq.wire.lines import (
     FIN_LINE_BYTES,
     CommandLimits,
-    Incomplete,
+    IncompleteCommand,
     LineTooLong,
     Params,
     fin_run,
@@ -90,7 +90,7 @@ class ServerParser:
         self._magic = False
         self._buffer: bytes | bytearray = b""
         self._pos = 0
-        self._waiting: Incomplete | None = None
+        self._waiting: IncompleteCommand | None = None
         self._mpub: tuple[str, MpubScan] | None = None
         self._failure: ProtocolError | None = None
         self._pause_at = _NEVER
@@ -251,7 +251,7 @@ class ServerParser:
         return bytes(self._buffer[start : start + size])
 
     def _wait(self, line: bytes, more: int, code: str, text: str) -> None:
-        self._waiting = Incomplete(len(line) + more, code, text)
+        self._waiting = IncompleteCommand(len(line) + more, code, text)
 
     def _sized(self, line: bytes, command: str) -> bytes | None:
         """The body of IDENTIFY or AUTH."""
