@@ -44,6 +44,8 @@ _MAX_FLASH_LINE: Final = 200
 _FLASH_S: Final = 60
 _YEAR_S: Final = 365 * 86_400
 _MAX_VALUE: Final = 500
+# Of the URL of a link about a node.
+_PARTS: Final = ("{node}", "{host}", "{port}")
 
 
 class Site:
@@ -58,6 +60,10 @@ class Site:
         self.dashboard = dashboard
         self.recent = RecentResults()
         self.graphs = GraphiteImages(dashboard.options) if dashboard.options.graphite_url else None
+        self._links = [
+            (name.strip(), url)
+            for name, _, url in (text.partition("=") for text in dashboard.options.link)
+        ]
         self._templates = Environment(
             loader=PackageLoader("admin.pages"),
             autoescape=True,
@@ -79,6 +85,7 @@ class Site:
             graphite_on=bool(dashboard.options.graphite_url),
             graphs=self.graphs,
             intervals=INTERVALS,
+            cluster_links=[each for each in self._links if not _is_of_node(each[1])],
         )
 
     async def compile_templates(self) -> None:
@@ -169,14 +176,13 @@ class Site:
         ).format(Markup("").join(links))
 
     def node_links(self, node: str) -> Sequence[tuple[str, str]]:
-        """Name and URL of each link of --link, for a node (``host:port``)."""
+        """Name and URL of each link of --link that is about a node, for one (``host:port``)."""
         host, _, port = node.rpartition(":")
         links = []
-        for text in self.dashboard.options.link:
-            name, _, url = text.partition("=")
-            for part, value in (("{node}", node), ("{host}", host), ("{port}", port)):
+        for name, url in filter(lambda link: _is_of_node(link[1]), self._links):
+            for part, value in zip(_PARTS, (node, host, port), strict=True):
                 url = url.replace(part, quote(value, safe=""))
-            links.append((name.strip(), url))
+            links.append((name, url))
         return links
 
     def lone(self, template: str, title: str, status: int = 200, **more: Any) -> Response:
@@ -260,6 +266,10 @@ class Site:
     def _csrf(self) -> Markup:
         token = self.dashboard.access.csrf_token()
         return Markup('<input type="hidden" name="{}" value="{}">').format(FIELD, token)
+
+
+def _is_of_node(url: str) -> bool:
+    return any(part in url for part in _PARTS)
 
 
 def _html_response(page: str, status: int = 200) -> Response:
