@@ -14,7 +14,7 @@ from quart import Response
 from admin.access.cross_site import form
 from admin.cluster.queries import url_of
 from admin.pages.bodies import VIEWS, body_bytes, display_body
-from admin.pages.format import duration_s
+from admin.pages.format import age
 from admin.pages.peeking import PeekSupport
 from admin.pages.scan import (
     BadWishError,
@@ -114,9 +114,9 @@ def _more(message: Mapping[str, Any]) -> str:
     parts = []
     due_s, deadline_s = message.get("due_in_seconds"), message.get("deadline_in_seconds")
     if isinstance(due_s, int | float):
-        parts.append(f"due in {duration_s(due_s)}" if due_s > 0 else "due now")
+        parts.append(f"due in {age(due_s)}" if due_s > 0 else "due now")
     if isinstance(deadline_s, int | float):
-        left = f"times out in {duration_s(deadline_s)}" if deadline_s > 0 else "times out now"
+        left = f"times out in {age(deadline_s)}" if deadline_s > 0 else "times out now"
         parts.append(left)
     if "client" in message:
         client = message["client"]

@@ -9,6 +9,7 @@ import base64
 import binascii
 import json
 import math
+import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -19,7 +20,7 @@ from urllib.parse import quote, urlencode
 import trio
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
-from quart import Response, request
+from quart import Response, g, request
 
 from admin.access.cross_site import FIELD
 from admin.dashboard import Dashboard, Role
@@ -35,7 +36,7 @@ from admin.watch.marks import Mark
 from admin.watch.poller import ANSWER_WAIT_S, LATE_INTERVALS
 from trionsq import NSQ_VERSION
 
-__all__ = ["Site", "arguments", "refusal_pages"]
+__all__ = ["Site", "arguments", "own_path", "refusal_pages"]
 
 _FLASH: Final = "nsqadmin_flash"
 # A cookie has 4 KiB.
@@ -53,12 +54,16 @@ class Site:
 
     Attributes:
         recent: recent results, shared by all viewers.
+        live_parts: recent live parts of pages, likewise.
+        csrf_mark: stands in shared parts for the field of the viewer's token.
         graphs: links to Graphite; None without --graphite-url.
     """
 
     def __init__(self, dashboard: Dashboard) -> None:
         self.dashboard = dashboard
         self.recent = RecentResults()
+        self.live_parts = RecentResults()
+        self.csrf_mark = Markup("<!-- {} -->").format(secrets.token_hex(16))
         self.graphs = GraphiteImages(dashboard.options) if dashboard.options.graphite_url else None
         self._links = [
             (name.strip(), url)
@@ -78,7 +83,7 @@ class Site:
             url=self.url,
             static=lambda name: self.url("static", *name.split("/")),
             base=dashboard.base_path,
-            csrf=self._csrf,
+            csrf=self.csrf,
             may=dashboard.access.allows,
             sizes=SIZES,
             version=NSQ_VERSION,
@@ -160,7 +165,7 @@ class Site:
         )
 
     def _range_links(self, names: Sequence[str], selected: str) -> Markup:
-        path, _, _ = _own_path().partition("?")
+        path, _, _ = own_path().partition("?")
         others = [each for each in request.args.items(multi=True) if each[0] != "range"]
         links = [
             Markup('<a href="{}?{}"{}>{}</a>').format(
@@ -198,6 +203,7 @@ class Site:
         ``kind`` is ``good``, ``warn`` or ``bad``: nothing was done, and the audit says so.
         """
         self.recent.clear()
+        self.live_parts.clear()
         lines = [plain_error(line) for line in lines]
         if kind == "bad":
             self.dashboard.access.record_failure(" ".join(lines))
@@ -235,8 +241,8 @@ class Site:
         user = access.current
         return {
             "nav": self._places(),
-            "self_path": _own_path(),
-            "page_path": _own_path().partition("?")[0],
+            "self_path": own_path(),
+            "page_path": own_path().partition("?")[0],
             "flash": lines,
             "user_name": user.name,
             "user_role": user.role.title if user.name else "",
@@ -263,7 +269,10 @@ class Site:
         """Whether the user has that role."""
         return self.dashboard.access.allows(role)
 
-    def _csrf(self) -> Markup:
+    def csrf(self) -> Markup:
+        """The field of a form with the viewer's token; its mark in a shared live part."""
+        if g.get("shares_live_part", False):
+            return self.csrf_mark
         token = self.dashboard.access.csrf_token()
         return Markup('<input type="hidden" name="{}" value="{}">').format(FIELD, token)
 
@@ -284,7 +293,8 @@ def arguments() -> dict[str, str]:
     return {name: value[:_MAX_VALUE] for name, value in request.args.items()}
 
 
-def _own_path() -> str:
+def own_path() -> str:
+    """The path of the request as it was sent, with the query."""
     raw = request.scope.get("raw_path")
     path = bytes(raw).decode("latin-1") if raw else quote(request.path)
     query = request.query_string.decode("latin-1")
