@@ -98,7 +98,7 @@ def chart(
     known = [[value for value in line if value is not None] for line in values]
     if max((len(line) for line in known), default=0) < 2:
         return Markup('<p class="chart-none"><b>{}</b> {}</p>').format(
-            name, "The chart starts after the second poll, in a few seconds."
+            name, "Nothing yet. The chart starts with the second answer."
         )
     first_s = times_s[0]
     end_s = max(times_s[-1] if until_s is None else until_s, first_s + 1.0)
