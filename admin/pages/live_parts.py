@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 
 from quart import Response, g, request
+from werkzeug.datastructures import Headers
 
 from admin.graphite import COOKIE as GRAPHS_COOKIE
 from admin.pages.favourites import favourites
@@ -34,11 +35,11 @@ def _shared(site: Site, handler: _Handler) -> _Handler:
         if "HX-Request" not in request.headers:
             return await handler(**arguments)
 
-        async def render() -> tuple[bytes, int, list[tuple[str, str]]]:
+        async def render() -> tuple[str, int, Headers]:
             g.shares_live_part = True
             part = await handler(**arguments)
             # Hooks change the headers of each answer.
-            return await part.get_data(), part.status_code, list(part.headers)
+            return await part.get_data(as_text=True), part.status_code, part.headers.copy()
 
         key = (
             own_path(),
@@ -49,7 +50,6 @@ def _shared(site: Site, handler: _Handler) -> _Handler:
         )
         body, status, headers = await site.live_parts.get(key, render)
         g.shares_live_part = False
-        body = body.replace(site.csrf_mark.encode(), site.csrf().encode())
-        return Response(body, status, headers)
+        return Response(body.replace(site.csrf_mark, site.csrf()), status, headers.copy())
 
     return answer
