@@ -236,7 +236,8 @@ async def _print_pages(pid: int, address: str, node: str) -> None:
             times = [each.first_byte_s for each in answers[1:]]
             print(
                 f"| `{path}` | {1000 * answers[0].first_byte_s:.0f} ms | {_ms(times, 0.5)} ms"
-                f" | {_ms(times, 1)} ms | {cpu_ms:.0f} ms | {last.wire / 1000:.1f} kB | {last.size / 1000:.0f} kB |",
+                f" | {_ms(times, 1)} ms | {cpu_ms:.0f} ms"
+                f" | {last.wire / 1000:.1f} kB | {last.size / 1000:.0f} kB |",
                 flush=True,
             )
 
