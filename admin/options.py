@@ -229,7 +229,7 @@ class NsqadminOptions(DaemonOptions):
         "link",
         (),
         STRINGS,
-        "name=URL of a link on pages of nodes; {node}, {host} and {port} are replaced",
+        "name=URL of a link on all pages; on those of nodes if it has {node}, {host} or {port}",
     )
     http_allow_origin: tuple[str, ...] = allow_origin_option()
     http_allow_host: tuple[str, ...] = allow_host_option()

@@ -222,6 +222,7 @@ class Cluster:
         channel: str = "",
         clients: bool = False,
         late_s: float = LATE_S,
+        first_s: float = math.inf,
         silent: Collection[str] = (),
     ) -> dict[str, NodeStats | UpstreamError]:
         """As `stats`, but raises nothing; nodes in ``silent`` get at most `SILENT_S`."""
@@ -236,7 +237,7 @@ class Cluster:
             body = await self.upstream.get_bytes(url, timeout_s=limit_s)
             return await node_stats(producer.node, body)
 
-        return await _answers({node.node: node for node in producers}, ask, late_s)
+        return await _answers({node.node: node for node in producers}, ask, late_s, first_s)
 
     async def info(self, node: str) -> Info:
         """The /info of the nsqd at host:port. Raises UpstreamError."""

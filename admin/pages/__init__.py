@@ -24,6 +24,7 @@ from admin.pages.drain import DrainPages
 from admin.pages.find import SearchPage
 from admin.pages.forms import FormHandlers
 from admin.pages.letters import LetterPages
+from admin.pages.live_parts import shared_live_parts
 from admin.pages.lookup import LookupPage
 from admin.pages.messages import MessagePages
 from admin.pages.nodes import NodePages
@@ -46,14 +47,17 @@ def endpoints(dashboard: Dashboard) -> Iterable[Endpoint]:
     site = Site(dashboard)
     dashboard.start_task("nsqadmin templates", site.compile_templates)
     peekers = PeekSupport(dashboard.upstream)
-    yield from OverviewPages(site).endpoints()
-    yield from TopicListPages(site).endpoints()
     settings = SettingsQueries(dashboard.upstream)
-    yield from TopicPages(site, peekers, settings).endpoints()
     clients = ClientPage(site)
-    yield from clients.endpoints()
-    yield from SearchPage(site, clients).endpoints()
-    yield from NodePages(site, settings).endpoints()
+    for watched in (
+        OverviewPages(site),
+        TopicListPages(site),
+        TopicPages(site, peekers, settings),
+        clients,
+        SearchPage(site, clients),
+        NodePages(site, settings),
+    ):
+        yield from shared_live_parts(site, watched.endpoints())
     yield from LookupPage(site).endpoints()
     yield from FormHandlers(site).endpoints()
     yield from SelectionForms(site).endpoints()

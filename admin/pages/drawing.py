@@ -31,7 +31,7 @@ _PAD: Final = 2.0
 _DAY_S: Final = 86_400
 # Steps between the times of an axis, in seconds, and how many of them there are at most.
 _TICKS_S: Final = (5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600)
-_MAX_TICKS: Final = 8
+_MAX_TICKS: Final = 6
 _TICK: Final = '<line class="grid" x1="{0}%" x2="{0}%" y1="0" y2="100%"/>'
 _TIME: Final = '<text x="{0}%" y="11">{1}</text>'
 # Percent of the width.
@@ -98,7 +98,7 @@ def chart(
     known = [[value for value in line if value is not None] for line in values]
     if max((len(line) for line in known), default=0) < 2:
         return Markup('<p class="chart-none"><b>{}</b> {}</p>').format(
-            name, "The chart starts after the second poll, in a few seconds."
+            name, "Nothing yet. The chart starts with the second answer."
         )
     first_s = times_s[0]
     end_s = max(times_s[-1] if until_s is None else until_s, first_s + 1.0)

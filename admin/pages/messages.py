@@ -14,7 +14,7 @@ from quart import Response
 from admin.access.cross_site import form
 from admin.cluster.queries import url_of
 from admin.pages.bodies import VIEWS, body_bytes, display_body
-from admin.pages.format import duration_s
+from admin.pages.format import age
 from admin.pages.peeking import PeekSupport
 from admin.pages.scan import (
     BadWishError,
@@ -43,11 +43,12 @@ _STATES: Final = (
     ("deferred", "Deferred"),
     ("log", "All in the log"),
 )
-# By verb: the state of the message, the path of nsqd, and what is said afterwards.
+# By verb and the state of the message: the path of nsqd, and what is said afterwards.
 _VERBS: Final = {
-    "requeue": ("in_flight", "/channel/requeue", "Requeued"),
-    "finish": ("in_flight", "/channel/finish", "Finished"),
-    "cancel": ("deferred", "/channel/deferred/cancel", "Cancelled"),
+    ("requeue", "in_flight"): ("/channel/requeue", "Requeued"),
+    ("finish", "in_flight"): ("/channel/finish", "Finished"),
+    ("requeue", "deferred"): ("/channel/deferred/requeue", "Requeued"),
+    ("cancel", "deferred"): ("/channel/deferred/cancel", "Cancelled"),
 }
 _WISHES: Final = ("text", "json", "since", "until", "attempts")
 # The largest body that is sent on; more than nsqd shows is cut.
@@ -113,9 +114,9 @@ def _more(message: Mapping[str, Any]) -> str:
     parts = []
     due_s, deadline_s = message.get("due_in_seconds"), message.get("deadline_in_seconds")
     if isinstance(due_s, int | float):
-        parts.append(f"due in {duration_s(due_s)}" if due_s > 0 else "due now")
+        parts.append(f"due in {age(due_s)}" if due_s > 0 else "due now")
     if isinstance(deadline_s, int | float):
-        left = f"times out in {duration_s(deadline_s)}" if deadline_s > 0 else "times out now"
+        left = f"times out in {age(deadline_s)}" if deadline_s > 0 else "times out now"
         parts.append(left)
     if "client" in message:
         client = message["client"]
@@ -246,24 +247,27 @@ class MessagePages:
     async def act(self) -> Response:
         """POST /do/message: ``verb`` for one message.
 
-        In flight: requeue, or finish by an admin; deferred: cancel by an admin, with ``due``.
+        In flight: requeue, or finish by an admin. With ``due`` it is deferred: requeue, or cancel
+        by an admin.
         """
         fields = await form()
         verb, id_ = fields.get("verb", ""), fields.get("id", "")
         topic, channel, node = topic_of(fields), fields.get("channel", ""), fields.get("node", "")
-        if verb not in _VERBS or not _ID.fullmatch(id_):
+        due = fields.get("due", "")[:20]
+        state = "deferred" if due else "in_flight"
+        if (verb, state) not in _VERBS or not _ID.fullmatch(id_):
             raise HttpError(400, "INVALID_ACTION")
         if verb != "requeue" and not self._site.may("admin"):
             raise HttpError(403, "FORBIDDEN")
-        state, route, done = _VERBS[verb]
+        route, done = _VERBS[verb, state]
         path = self._site.url("peek", topic=topic, channel=channel, node=node, state=state)
         record = self._site.dashboard.access.record_action
         known = await nodes_of_topic(self._site.dashboard, topic)
         if node not in [producer.node for producer in known.producers]:
             record(f"{verb}_message", topic=topic, channel=channel, note=id_)
             return self._site.done(path, ["Nothing was done: the node does not have it."], "bad")
-        due = {"due": fields.get("due", "")[:20]} if verb == "cancel" else {}
-        url = url_of(node, route, topic=topic, channel=channel, id=id_, **due)
+        when = {"due": due} if due else {}
+        url = url_of(node, route, topic=topic, channel=channel, id=id_, **when)
         try:
             await self._upstream.post(url)
         except UpstreamError as failure:

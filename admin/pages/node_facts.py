@@ -88,7 +88,7 @@ def _disk(vitals: Vitals) -> Fact:
     if vitals.value("nsqd_disk_low") or vitals.value("nsqd_log_disk_full"):
         return Fact("Disk free", _size(free), "publishes are refused", is_bad=True)
     if free is None:
-        return Fact("Disk free", UNKNOWN, "told with --min-free-disk")
+        return Fact("Disk free", UNKNOWN)
     return Fact("Disk free", _size(free), is_bad=free < DISK_FREE_MIN)
 
 

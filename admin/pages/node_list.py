@@ -36,10 +36,6 @@ class NodeEntry:
         return self.producer.tcp_port
 
     @property
-    def http_port(self) -> int:
-        return self.producer.http_port
-
-    @property
     def version(self) -> str:
         return self.producer.version
 
@@ -63,14 +59,6 @@ class NodeEntry:
     @property
     def topic_count(self) -> int:
         return len(self.producer.topics or ())
-
-    @property
-    def last_seen(self) -> str:
-        """The last state of a silent node; "" if it answers or never did."""
-        row = self.row
-        if row is None or row.up or row.answered_s is None:
-            return ""
-        return last_seen(row)
 
     @property
     def kind(self) -> str:
@@ -133,12 +121,12 @@ class NodeEntry:
 NODE_COLUMNS: Final[Sequence[Column[NodeEntry]]] = (
     Column("node", "Node", lambda row: row.node, is_number=False),
     Column("state", "State", lambda row: (row.kind != "bad", row.state), is_number=False),
-    Column("ports", "TCP, HTTP", lambda row: (row.tcp_port, row.http_port)),
+    Column("ports", "TCP port", lambda row: row.tcp_port),
     Column("version", "Version", lambda row: (row.out_of_date, row.version)),
     Column("lookupds", "Lookupds", lambda row: len(row.lookupds)),
     Column("depth", "Depth", lambda row: row.depth),
-    Column("in", "In /s", lambda row: row.rate_in),
-    Column("out", "Out /s", lambda row: row.rate_out),
+    Column("in", "Published /s", lambda row: row.rate_in),
+    Column("out", "Finished /s", lambda row: row.rate_out),
     Column("clients", "Clients", lambda row: row.clients),
     Column("topics", "Topics", lambda row: len(row.topics), is_number=False),
 )

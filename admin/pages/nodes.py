@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from admin.pages.clients import clients_listing
 from admin.pages.listing import Column, Listing, make_listing
 from admin.pages.node_facts import node_facts
 from admin.pages.node_list import NODE_COLUMNS, NodeEntry, last_seen, search_text
+from admin.pages.node_requests import WAIT_S
 from admin.pages.settings import NodeSettings, SettingsQueries
 from admin.pages.shared_queries import lookup_waits
 from admin.pages.site import Site, arguments
@@ -192,7 +194,12 @@ class NodePages:
         if producer is None:
             return _NodeResult(warnings=result.warnings, error=f"There is no node {node}.")
         silent = self._poller.silent_nodes
-        stats = (await self._cluster.each_stats([producer], clients=clients, silent=silent))[node]
+        # The polls have its last figures, so the page is not held up for long.
+        known = self._poller.producer(node) is not None
+        answers = await self._cluster.each_stats(
+            [producer], clients=clients, first_s=WAIT_S if known else math.inf, silent=silent
+        )
+        stats = answers[node]
         if isinstance(stats, UpstreamError):
             return _NodeResult(producer, warnings=result.warnings, error=str(stats), is_silent=True)
         settings = await self._settings.of_node(node)

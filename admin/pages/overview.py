@@ -175,7 +175,7 @@ class OverviewPages:
         ages = "No message waits, or no node reports ages."
         return [
             rank(
-                "Most messages waiting",
+                "Greatest depth",
                 "No channel has messages waiting.",
                 "depth",
                 _ranked(rows, lambda row: float(row.depth), shown.number),
@@ -184,7 +184,7 @@ class OverviewPages:
                 "Oldest message",
                 ages,
                 "oldest",
-                _ranked(rows, lambda row: row.oldest_age_s, shown.duration_s),
+                _ranked(rows, lambda row: row.oldest_age_s, shown.age),
             ),
             rank(
                 "Most timeouts",

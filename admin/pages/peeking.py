@@ -33,20 +33,22 @@ class PeekSupport:
         """Why no node of ``nodes`` can show messages; "" if one can."""
         if nodes and await self.can_peek(nodes[0]):
             return ""  # usually all nodes are alike
-        answers: list[bool] = []
+        answers: list[bool | None] = []
 
         async def ask(node: str) -> None:
             answers.append(await self.can_peek(node))
 
         async with trio.open_nursery() as nursery:
-            for node in nodes[1:]:
+            for node in nodes:
                 nursery.start_soon(ask, node)
         if any(answers):
             return ""
+        if None in answers:
+            return "No node answers that can show messages."
         return "These nodes can't show messages: the original nsqd has no /topic/peek."
 
-    async def can_peek(self, node: str) -> bool:
-        """Whether a node has /topic/peek; False if it does not answer within a second."""
+    async def can_peek(self, node: str) -> bool | None:
+        """Whether a node has /topic/peek; None if it does not answer within a second."""
         known, until_s = self._known.get(node, (False, -1.0))
         if trio.current_time() < until_s:
             return known
@@ -57,7 +59,7 @@ class PeekSupport:
             # 400: the topic is missing; 404: there is no such path.
             can = error.status == 400
             if error.status is None:
-                return False
+                return None
         self._known[node] = can, trio.current_time() + _KEPT_S
         if len(self._known) > _MAX_NODES:
             self._known.popitem(last=False)

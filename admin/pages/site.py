@@ -9,6 +9,7 @@ import base64
 import binascii
 import json
 import math
+import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -19,7 +20,7 @@ from urllib.parse import quote, urlencode
 import trio
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
-from quart import Response, request
+from quart import Response, g, request
 
 from admin.access.cross_site import FIELD
 from admin.dashboard import Dashboard, Role
@@ -35,7 +36,7 @@ from admin.watch.marks import Mark
 from admin.watch.poller import ANSWER_WAIT_S, LATE_INTERVALS
 from trionsq import NSQ_VERSION
 
-__all__ = ["Site", "arguments", "refusal_pages"]
+__all__ = ["Site", "arguments", "own_path", "refusal_pages"]
 
 _FLASH: Final = "nsqadmin_flash"
 # A cookie has 4 KiB.
@@ -44,6 +45,8 @@ _MAX_FLASH_LINE: Final = 200
 _FLASH_S: Final = 60
 _YEAR_S: Final = 365 * 86_400
 _MAX_VALUE: Final = 500
+# Of the URL of a link about a node.
+_PARTS: Final = ("{node}", "{host}", "{port}")
 
 
 class Site:
@@ -51,13 +54,21 @@ class Site:
 
     Attributes:
         recent: recent results, shared by all viewers.
+        live_parts: recent live parts of pages, likewise.
+        csrf_mark: stands in shared parts for the field of the viewer's token.
         graphs: links to Graphite; None without --graphite-url.
     """
 
     def __init__(self, dashboard: Dashboard) -> None:
         self.dashboard = dashboard
         self.recent = RecentResults()
+        self.live_parts = RecentResults()
+        self.csrf_mark = Markup("<!-- {} -->").format(secrets.token_hex(16))
         self.graphs = GraphiteImages(dashboard.options) if dashboard.options.graphite_url else None
+        self._links = [
+            (name.strip(), url)
+            for name, _, url in (text.partition("=") for text in dashboard.options.link)
+        ]
         self._templates = Environment(
             loader=PackageLoader("admin.pages"),
             autoescape=True,
@@ -72,13 +83,14 @@ class Site:
             url=self.url,
             static=lambda name: self.url("static", *name.split("/")),
             base=dashboard.base_path,
-            csrf=self._csrf,
+            csrf=self.csrf,
             may=dashboard.access.allows,
             sizes=SIZES,
             version=NSQ_VERSION,
             graphite_on=bool(dashboard.options.graphite_url),
             graphs=self.graphs,
             intervals=INTERVALS,
+            cluster_links=[each for each in self._links if not _is_of_node(each[1])],
         )
 
     async def compile_templates(self) -> None:
@@ -153,7 +165,7 @@ class Site:
         )
 
     def _range_links(self, names: Sequence[str], selected: str) -> Markup:
-        path, _, _ = _own_path().partition("?")
+        path, _, _ = own_path().partition("?")
         others = [each for each in request.args.items(multi=True) if each[0] != "range"]
         links = [
             Markup('<a href="{}?{}"{}>{}</a>').format(
@@ -169,14 +181,13 @@ class Site:
         ).format(Markup("").join(links))
 
     def node_links(self, node: str) -> Sequence[tuple[str, str]]:
-        """Name and URL of each link of --link, for a node (``host:port``)."""
+        """Name and URL of each link of --link that is about a node, for one (``host:port``)."""
         host, _, port = node.rpartition(":")
         links = []
-        for text in self.dashboard.options.link:
-            name, _, url = text.partition("=")
-            for part, value in (("{node}", node), ("{host}", host), ("{port}", port)):
+        for name, url in filter(lambda link: _is_of_node(link[1]), self._links):
+            for part, value in zip(_PARTS, (node, host, port), strict=True):
                 url = url.replace(part, quote(value, safe=""))
-            links.append((name.strip(), url))
+            links.append((name, url))
         return links
 
     def lone(self, template: str, title: str, status: int = 200, **more: Any) -> Response:
@@ -192,6 +203,7 @@ class Site:
         ``kind`` is ``good``, ``warn`` or ``bad``: nothing was done, and the audit says so.
         """
         self.recent.clear()
+        self.live_parts.clear()
         lines = [plain_error(line) for line in lines]
         if kind == "bad":
             self.dashboard.access.record_failure(" ".join(lines))
@@ -229,8 +241,8 @@ class Site:
         user = access.current
         return {
             "nav": self._places(),
-            "self_path": _own_path(),
-            "page_path": _own_path().partition("?")[0],
+            "self_path": own_path(),
+            "page_path": own_path().partition("?")[0],
             "flash": lines,
             "user_name": user.name,
             "user_role": user.role.title if user.name else "",
@@ -257,9 +269,16 @@ class Site:
         """Whether the user has that role."""
         return self.dashboard.access.allows(role)
 
-    def _csrf(self) -> Markup:
+    def csrf(self) -> Markup:
+        """The field of a form with the viewer's token; its mark in a shared live part."""
+        if g.get("shares_live_part", False):
+            return self.csrf_mark
         token = self.dashboard.access.csrf_token()
         return Markup('<input type="hidden" name="{}" value="{}">').format(FIELD, token)
+
+
+def _is_of_node(url: str) -> bool:
+    return any(part in url for part in _PARTS)
 
 
 def _html_response(page: str, status: int = 200) -> Response:
@@ -274,7 +293,8 @@ def arguments() -> dict[str, str]:
     return {name: value[:_MAX_VALUE] for name, value in request.args.items()}
 
 
-def _own_path() -> str:
+def own_path() -> str:
+    """The path of the request as it was sent, with the query."""
     raw = request.scope.get("raw_path")
     path = bytes(raw).decode("latin-1") if raw else quote(request.path)
     query = request.query_string.decode("latin-1")

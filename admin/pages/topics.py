@@ -36,10 +36,12 @@ class _Inactive:
     channels: Sequence[str]
 
 
+_IN_FLIGHT: Final = Column[Any]("in_flight", "In flight", lambda row: row.in_flight)
+_FINISHED: Final = Column[Any]("out", "Finished /s", lambda row: row.rate_out)
 _COMMON: Final[Sequence[Column[Any]]] = (
-    Column("in_flight", "In flight", lambda row: row.in_flight),
-    Column("in", "In /s", lambda row: row.rate_in),
-    Column("out", "Out /s", lambda row: row.rate_out),
+    _IN_FLIGHT,
+    Column("in", "Published /s", lambda row: row.rate_in),
+    _FINISHED,
 )
 _CLIENTS: Final = Column[Any]("clients", "Clients", lambda row: row.clients)
 _MESSAGES: Final = Column[Any]("messages", "Messages", lambda row: row.messages)
@@ -54,7 +56,9 @@ _TOPICS: Final[Sequence[Column[Any]]] = (
 _CHANNELS: Final[Sequence[Column[Any]]] = (
     Column("name", "Channel", lambda row: (row.topic, row.channel), is_number=False),
     Column("depth", "Depth", lambda row: row.depth),
-    *_COMMON,
+    _IN_FLIGHT,
+    Column("in", "Received /s", lambda row: row.rate_in),
+    _FINISHED,
     Column("timeouts", "Timeouts /s", lambda row: row.rate_timeout),
     Column("requeues", "Requeues /s", lambda row: row.rate_requeue),
     Column("oldest", "Oldest", lambda row: row.oldest_age_s),

@@ -69,6 +69,7 @@ class Node:
     """An nsqd that pretends.
 
     Attributes:
+        asked: requests to it.
         ages: what /metrics tells of channels; None: there is no /metrics, as the original's.
     """
 
@@ -79,6 +80,7 @@ class Node:
     start_time: int = 1_790_000_000
     topics: dict[str, TopicStats] = field(default_factory=dict)
     clients: dict[tuple[str, str], list[ClientStats]] = field(default_factory=dict)
+    asked: int = 0
     ages: dict[tuple[str, str], float] | None = None
 
     @property
@@ -243,7 +245,10 @@ class SimulatedCluster:
     ) -> bool:
         counted = self.counted
         if path == "/simulated":
-            return await _send(stream, json.dumps(vars(counted)).encode(), lambda: None)
+            told = vars(counted) | {"by_node": [each.asked for each in self.nodes]}
+            return await _send(stream, json.dumps(told).encode(), lambda: None)
+        if node is not None:
+            node.asked += 1
         counted.asked[path] = counted.asked.get(path, 0) + 1
         counted.under_way += 1
         counted.under_way_max = max(counted.under_way_max, counted.under_way)

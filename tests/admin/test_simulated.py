@@ -1,6 +1,6 @@
-"""A dashboard in front of a simulated cluster, on real sockets: a short form of tests.admin.load.
+"""A dashboard in front of a simulated cluster, on real sockets.
 
-300 topics, 600 channels and 3,000 clients on 10 nodes; ``python -m tests.admin.load`` has more.
+300 topics, 600 channels and 3,000 clients on 10 nodes; ``python -m benchmarks.dashboard`` has more.
 """
 
 from __future__ import annotations

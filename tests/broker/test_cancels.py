@@ -1,4 +1,4 @@
-"""Deferred messages are cancelled by id, on both engines; --max-memory bounds them."""
+"""Deferred messages are cancelled or due now by id, on both engines; --max-memory bounds them."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ async def deferred(app: QuartTrio, state: str = "deferred") -> dict[str, dict[st
     return {one["body"]: one for one in page["messages"] if "due" in one}
 
 
-async def cancel(app: QuartTrio, message: dict[str, Any]) -> int:
-    path = f"/channel/deferred/cancel?topic=t&channel=c&id={message['id']}&due={message['due']}"
+async def cancel(app: QuartTrio, message: dict[str, Any], verb: str = "cancel") -> int:
+    path = f"/channel/deferred/{verb}?topic=t&channel=c&id={message['id']}&due={message['due']}"
     response = await app.test_client().post(path)
     return response.status_code
 
@@ -94,6 +94,61 @@ async def test_a_cancelled_message_does_not_come(
         assert await take_all(broker, len(left)) == left
 
 
+@ENGINES
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_message_is_due_now(
+    storage: str, restarts: bool, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes at once and once, with its attempts; the others at their time, after a restart,
+    too."""
+    monkeypatch.setattr(held, "_CHUNK_RANGES", 4)
+    disk = SimulatedDisk()
+    async with nsqd_in_memory(disk=disk, storage=storage) as broker:
+        app = create_app(broker)
+        broker.topic("t").channel("c")
+        for number in range(6):
+            publish(broker, "t", b"a%d" % number, b"b%d" % number, defer_ms=600_000 + number)
+        channel = broker.topics["t"].channels["c"].core
+        await until(lambda: channel.deferred_count == 12)
+        found = await deferred(app)
+        for name in ("a0", "b3"):
+            assert await cancel(app, found[name], "requeue") == 200
+            assert await cancel(app, found[name], "requeue") == 404
+        assert await cancel(app, found["b3"]) == 404
+        assert await cancel(app, {**found["a1"], "id": "0" * 16}, "requeue") == 404
+        await until(lambda: (channel.depth, channel.deferred_count) == (2, 10))
+        check_balances(broker)
+        if not restarts:
+            start_s = trio.current_time()
+            consumer, messages = await consume(broker, "t", "c", 2)
+            assert trio.current_time() - start_s < 10
+            assert sorted(message.body for message in messages) == [b"a0", b"b3"]
+            assert {message.attempts for message in messages} == {1}
+            await finish(consumer, *messages)
+            consumer.close()
+            await trio.sleep(1000)
+            assert len(await take_all(broker, 10)) == 10
+            check_balances(broker)
+            return
+    async with nsqd_in_memory(disk=disk, storage=storage) as broker:
+        app = create_app(broker)
+        count = 2
+        if storage == "default":
+            # Those on the disk come in their turn, without their delay.
+            on_disk = await deferred(app, "queued")
+            assert await cancel(app, on_disk["a4"], "requeue") == 200
+            count = 3
+        start_s = trio.current_time()
+        consumer, messages = await consume(broker, "t", "c", count)
+        assert trio.current_time() - start_s < 10
+        expected = {b"a0", b"b3"} if count == 2 else {b"a0", b"a4", b"b3"}
+        assert {message.body for message in messages} == expected
+        await finish(consumer, *messages)
+        consumer.close()
+        await trio.sleep(1000)
+        assert len(await take_all(broker, 12 - count)) == 12 - count
+
+
 async def test_what_is_wrong_with_a_request_is_named(autojump_clock: MockClock) -> None:
     """Nothing is cancelled by a request that says too little."""
     async with nsqd_in_memory() as broker:
@@ -122,7 +177,7 @@ async def test_a_message_that_becomes_due_meanwhile_is_delivered() -> None:
     next(search)
     popped = [one.ids()[0] for one in found.pop_due(2000)]
     assert len(popped) == 50_000
-    assert await in_turns(search) is False
+    assert await in_turns(search) is None
     assert (len(found), found.nbytes) == (0, 0)
 
 

@@ -155,7 +155,7 @@ def test_a_message_in_flight_is_requeued_and_finished(at: Tab, cluster: Cluster)
     told(page, "Requeued message")
     page.locator("details.sure summary").first.click()
     check_accessible(page)
-    page.get_by_role("button", name="Finish it").first.click()
+    page.get_by_role("button", name="Finish the message").first.click()
     told(page, "Finished message")
     held = cluster.channel(0, "odd", "c") or {}
     assert held["depth"] + held["in_flight_count"] == 7

@@ -16,7 +16,7 @@ from tests.soak import smoke
 
 VIEWS: Final = {
     # name: path, and a text that only it has
-    "overview": ("/", "Messages waiting"),
+    "overview": ("/", "Greatest depth"),
     "topics": ("/topics", "orders"),
     "channels": ("/topics?show=channels", "billing"),
     "inactive": ("/topics?show=inactive", "retired"),

@@ -15,6 +15,7 @@ PATHS = (
     "/channel/empty", "/channel/pause", "/channel/unpause", "/channel/peek", "/channel/seek",
     "/channel/finish", "/channel/requeue", "/log/backup", "/policy", "/policy/p", "/deadletter",
     "/deadletter/add", "/deadletter/replay", "/deadletter/discard", "/channel/deferred/cancel",
+    "/channel/deferred/requeue",
     "/channel/settings",
     "/config/nsqlookupd_tcp_addresses", "/config/nothing", "/debug/tasks", "/debug/nothing", "/",
     "/PUB", "//pub", "/pub/", "/pub/../ping", "/%70ub", "*", "http://a/ping", "pub", "/\xff",

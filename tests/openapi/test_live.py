@@ -43,7 +43,7 @@ LEFT_OUT: Final = {"events", "pprofProfile"}
 # no policy of the name.
 WITHOUT_SUCCESS: Final = {
     *("graphiteRate", "render", "pprofSymbols"),
-    *("addDeadLetter", "cancelDeferred", "policy", "deletePolicy"),
+    *("addDeadLetter", "cancelDeferred", "requeueDeferred", "policy", "deletePolicy"),
     *("finishMessage", "requeueMessage", "downloadMessage", "drainPage", "deadLettersForm"),
 }
 # What else they need to succeed.

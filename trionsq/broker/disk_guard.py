@@ -21,6 +21,8 @@ log = logging.getLogger("trionsq")
 
 # Time between two looks at the disk: less than one that is fast needs for the last GiB.
 _LOOK_S: Final = 0.5
+# Without --min-free-disk the figure is only shown.
+_SHOWN_S: Final = 30.0
 # So much more has to be free before publishes are taken again: a twentieth.
 _MORE: Final = 20
 
@@ -35,7 +37,7 @@ class DiskGuard:
     """Watches how much of the disk is free.
 
     Attributes:
-        free_bytes: at the last look; None before the first, and without --min-free-disk.
+        free_bytes: at the last look; None before the first.
         is_low: whether publishes are refused.
     """
 
@@ -63,12 +65,10 @@ class DiskGuard:
         return self._text if self.is_low else None
 
     async def run(self) -> None:
-        """Look at the disk, for ever; at once return without --min-free-disk."""
-        if not self._min_free_bytes:
-            return
+        """Look at the disk, for ever."""
         while True:
             await self.look()
-            await trio.sleep(_LOOK_S)
+            await trio.sleep(_LOOK_S if self._min_free_bytes else _SHOWN_S)
 
     async def look(self) -> None:
         """Look at the disk in the background, and refuse or take publishes from then on."""

@@ -143,11 +143,11 @@ class Deferred:
             else:
                 yield segment
 
-    def cancel(self, id_: bytes, due_ns: int) -> Generator[None, None, bool]:
+    def cancel(self, id_: bytes, due_ns: int) -> Generator[None, None, Segment | None]:
         """Cancel one message; its memory is free when it would have been due.
 
-        The caller exhausts the iterator, which yields where a turn ends. It returns whether there
-        is such a message.
+        The caller exhausts the iterator, which yields where a turn ends. It returns the message;
+        None: there is none like that.
         """
         entries, left = list(self._heap), set[int]()
         self._searches.append(left)
@@ -158,11 +158,11 @@ class Deferred:
                         continue
                     if order not in left and order not in self._cancelled:
                         self._cancelled.add(order)
-                        return True
+                        return segment
                 yield
         finally:
             self._searches.remove(left)
-        return False
+        return None
 
     def drop(self, max_count: int, max_bytes: int) -> int:
         """Drop any messages, within about these limits; returns how many."""

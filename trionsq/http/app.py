@@ -85,6 +85,7 @@ def _endpoints(broker: Broker, gate: Gate) -> Iterable[Endpoint]:
     seeking, reading = Seeking(admin), LogReading(broker, admin)
     policies, letters = PolicyEndpoints(broker, admin), DeadLetterOffice(broker, admin)
     draining, flight = Draining(broker), InFlightEndpoints(broker, admin)
+    cancelling = Cancelling(broker, admin)
     return [
         ("GET", "/ping", statistics.ping),
         ("GET", "/info", statistics.info),
@@ -109,7 +110,8 @@ def _endpoints(broker: Broker, gate: Gate) -> Iterable[Endpoint]:
         ("GET", "/topic/log", reading.read),
         ("GET", "/topic/peek", peeking.topic),
         ("GET", "/channel/peek", peeking.channel),
-        ("POST", "/channel/deferred/cancel", Cancelling(broker, admin).cancel),
+        ("POST", "/channel/deferred/cancel", cancelling.cancel),
+        ("POST", "/channel/deferred/requeue", cancelling.requeue),
         ("POST", "/channel/create", seeking.create_channel),
         ("POST", "/channel/seek", seeking.seek_channel),
         ("POST", "/channel/delete", admin.delete_channel),

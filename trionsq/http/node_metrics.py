@@ -28,7 +28,7 @@ _STATE: Final = (
     gauge("nsqd_log_io_uring", "1 if the kernel writes small rounds by io_uring, without threads."),
 )
 _DISK: Final = (
-    gauge("nsqd_disk_free_bytes", "Free bytes of the data path's disk; with --min-free-disk only."),
+    gauge("nsqd_disk_free_bytes", "Free bytes of the data path's disk."),
     gauge("nsqd_disk_low", "1 while publishes are refused because of --min-free-disk."),
 )
 _MEMORY: Final = (

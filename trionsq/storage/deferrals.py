@@ -185,11 +185,11 @@ class Deferrals:
         self._due_ns.update(entries)
         self._new += entries
 
-    def cancel(self, id_: bytes, due_ns: int) -> bool:
-        """Note that a message is not to come any more; False if none is due then."""
+    def set_due(self, id_: bytes, due_ns: int, new_due_ns: int | None) -> bool:
+        """Change when a message is due; None cancels it. False: none is due at ``due_ns``."""
         if self._due_ns.get(id_) != due_ns:
             return False
-        self.add([id_], [_CANCELLED_NS])
+        self.add([id_], [_CANCELLED_NS if new_due_ns is None else new_due_ns])
         return True
 
     def is_cancelled(self, segment: Segment) -> bool:

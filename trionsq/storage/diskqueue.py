@@ -215,12 +215,13 @@ class DiskQueue:
             )
             self._positions.depth = 0
 
-    def cancel(self, id_: bytes, due_ns: int) -> bool:
-        """Drop a deferred message when it is read; False if none is due then.
+    def set_due(self, id_: bytes, due_ns: int, new_due_ns: int | None) -> bool:
+        """Change when a deferred message is due; None: drop it when it is read.
 
-        ``due_ns``: in nanoseconds since the epoch. It is durable with the next sync.
+        False if none is due at ``due_ns``. Times are in nanoseconds since the epoch. The change is
+        durable with the next sync.
         """
-        if not self._deferrals.cancel(id_, due_ns):
+        if not self._deferrals.set_due(id_, due_ns, new_due_ns):
             return False
         self._sync.count_operations(1, False)
         return True

@@ -68,7 +68,7 @@ def test_gaps_are_gaps_and_single_points_are_seen() -> None:
 
 def test_nothing_to_draw_is_said() -> None:
     """One point is no line yet."""
-    assert "second poll" in chart([Line("in", [1.0])], [1.0], "Rates")
+    assert "second answer" in chart([Line("in", [1.0])], [1.0], "Rates")
     assert "<svg" not in sparkline([1.0], "depth")
 
 

@@ -184,7 +184,7 @@ async def test_a_message_in_flight_is_requeued_or_finished() -> None:
         assert entry.failed
 
 
-async def test_a_deferred_message_is_cancelled() -> None:
+async def test_a_deferred_message_is_cancelled_or_due_now() -> None:
     """By its id and its due time, as nsqd asks for it; what an older nsqd can't is told."""
     due = message(1, due=5 * 10**18, due_in_seconds=-0.04)
     async with pages(cluster(due)) as found:
@@ -198,6 +198,9 @@ async def test_a_deferred_message_is_cancelled() -> None:
         assert urlsplit(url).path == "/channel/deferred/cancel"
         assert parse_qs(urlsplit(url).query)["due"] == [str(due["due"])]
         found.nodes.refused["one:4151"] = 404
+        answer = await found.send("/do/message", **form, verb="requeue", due=str(due["due"]))
+        (url, _) = found.nodes.posted[-1]
+        assert urlsplit(url).path == "/channel/deferred/requeue"
         answer = await found.send("/do/message", **form, verb="cancel", due="1")
         assert "Nothing was done." in parsed(await found.page(answer.headers["Location"])).text
 

@@ -56,11 +56,15 @@ def test_facts_are_those_of_metrics() -> None:
 async def test_links_by_template(autojump_clock: MockClock) -> None:
     """The address of the node is quoted in each."""
     nodes = Nodes({"one:4151": [topic("orders")]})
-    links = ("Logs=https://logs/?q={node}&h={host}", "Graphs=http://g/{port}")
+    links = ("Logs=https://logs/?q={node}&h={host}", "Graphs=http://g/{port}", "Rules=http://p/r")
     async with pages(nodes, link=links) as found:
         page = await found.page("/nodes/one:4151")
         assert 'href="https://logs/?q=one%3A4151&amp;h=one" rel="noreferrer">Logs</a>' in page
         assert 'href="http://g/4151"' in page
+        for path in ("/", "/nodes/one:4151"):
+            page = await found.page(path)
+            assert page.count('<a href="http://p/r" rel="noreferrer">Rules</a>') == 1
+        assert "Graphs" not in await found.page("/")
 
 
 @pytest.mark.parametrize("link", ["https://logs/", "Logs=javascript:alert(1)", "=https://logs/"])

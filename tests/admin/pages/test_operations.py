@@ -169,7 +169,11 @@ FORMS: list[tuple[str, dict[str, str], str]] = [
     ("/do/selected", {"verb": "pause", "on": "t"}, "operator"),
     ("/do/selected", {"verb": "delete", "on": "t", "typed": "t"}, "admin"),
     ("/do/message", {"verb": "requeue", "id": "a", "topic": "t", "channel": "c"}, "operator"),
-    ("/do/message", {"verb": "cancel", "id": "a", "topic": "t", "channel": "c"}, "admin"),
+    (
+        "/do/message",
+        {"verb": "cancel", "id": "a", "due": "1", "topic": "t", "channel": "c"},
+        "admin",
+    ),
     ("/do/message", {"verb": "finish", "id": "a", "topic": "t", "channel": "c"}, "admin"),
 ]
 ROLES = ("viewer", "operator", "admin")

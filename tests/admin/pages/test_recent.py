@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import trio
+from quart import Response
 from trio.testing import MockClock
 
 from admin.pages.shared_queries import MAX_RESULTS, RESULT_LIFETIME_S, RecentResults
+from admin.pages.site import Site
+from tests.admin.pages.support import Nodes, channel, pages, parsed, topic
 
 
 async def test_what_is_being_found_out_is_found_out_once(autojump_clock: MockClock) -> None:
@@ -85,3 +90,37 @@ async def test_little_is_kept() -> None:
     for number in range(3 * MAX_RESULTS):
         await recent.get(number, find)
     assert len(recent) <= MAX_RESULTS
+
+
+async def test_a_live_part_is_rendered_once_for_all_who_watch(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the next poll or the next action; another page, or other favourites, are others."""
+    rendered = list[str]()
+    page = Site.page
+
+    def count(site: Site, template: str, *more: Any, **values: Any) -> Response:
+        rendered.append(template)
+        return page(site, template, *more, **values)
+
+    monkeypatch.setattr(Site, "page", count)
+    live = {"HX-Request": "true"}
+    async with pages(Nodes({"one:4151": [topic("t", channel("c", depth=7))]})) as found:
+        await found.page("/topics")
+        rendered.clear()
+        parts = [await found.page("/topics", **live) for _ in range(5)]
+        assert rendered == ["topics.html"]
+        tokens = {a["value"] for part in parts for t, a in parsed(part).tags
+                  if a.get("name") == "csrf_token"}  # fmt: skip
+        assert tokens == {await found.token()}
+        rendered.clear()
+        await found.page("/topics?sort=-depth", **live)
+        await found.page("/topics", **live, Cookie="nsqadmin_favourites=t")
+        assert rendered == ["topics.html"] * 2
+        rendered.clear()
+        await found.send("/do/pause", topic="t")
+        rendered.clear()
+        await found.page("/topics", **live)
+        await trio.sleep(40)
+        await found.page("/topics", **live)
+        assert rendered == ["topics.html"] * 2
