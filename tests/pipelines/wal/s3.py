@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -82,6 +83,13 @@ class S3Server:
         for connection in list(self._connections):
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
+
+    def stall(self, seconds: float) -> None:
+        """Stop the process for so long: connections stay open, and nothing is answered."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        time.sleep(seconds)
+        self._process.send_signal(signal.SIGCONT)
 
     def _answers(self) -> bool:
         """Whether the server is there; then it has the bucket."""

@@ -14,9 +14,10 @@ import pytest
 from pipelines.errors import WalError, WalFencedError, WalRangeError
 from pipelines.wal import LogView, SegmentRef, Wal, WalLimits, find_logs, read_segment
 from pipelines.wal.notes import read_note, write_note
+from pipelines.wal.objects import open_store
 from tests.pipelines.wal.logs import block
 from tests.pipelines.wal.s3 import S3Server, s3_server
-from tests.soak import by_level, more_in_soak
+from tests.soak import by_level, in_short_soak
 
 ROOT = "s3://bucket/logs"
 LIMIT_S = 180.0
@@ -82,14 +83,34 @@ def test_a_bucket_or_a_log_that_is_not_there_is_named(server: S3Server) -> None:
     assert not isinstance(caught.value, WalRangeError)
 
 
-@more_in_soak
+@in_short_soak
+def test_a_server_that_stalls_is_waited_for(
+    server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request without an answer is given up after its time, and repeated: what came of the first
+    does not matter."""
+    monkeypatch.setattr("pipelines.wal.objects._REQUEST_S", 1)
+    open_store.cache_clear()
+    with Wal.open(f"{ROOT}/stalled") as log:
+        log.append([block(0)])
+        stall = threading.Thread(target=server.stall, args=(4,))
+        stall.start()
+        time.sleep(0.5)
+        assert log.append([block(1)]) == 2
+        stall.join()
+        assert log.append([block(2)]) == 3
+        assert numbers_of(log.segments(0, 3)) == [0, 1, 2]
+    open_store.cache_clear()
+
+
+@in_short_soak
 def test_a_server_that_is_killed_and_loses_answers_loses_and_doubles_nothing(
     server: S3Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Appends wait for the server; each message is once in the log, and a reader follows."""
     caplog.set_level(logging.ERROR)
     url = f"{ROOT}/killed"
-    rounds = by_level(test=1, short=2, full=5)
+    rounds = by_level(test=1, short=1, full=5)
     done = threading.Event()
     acknowledged: list[int] = []
     failures: list[BaseException] = []
