@@ -1,9 +1,11 @@
 """A log that is taken over has one writer, whatever the former one does and when it wakes up."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from random import Random
+from threading import Event, Thread
 
 import pytest
 
@@ -142,6 +144,56 @@ def sleeps_before(at: int, work: str, appends_first: bool) -> bool:
     assert numbers_on(disk) == expected[-1:]
     assert take_over(disk).committed == log.end
     return True
+
+
+class SleepyDisk(InterruptedDisk):
+    """The first segment from `sleep` gets its name when ``awake`` is set."""
+
+    def sleep(self) -> None:
+        self.asleep, self.awake = Event(), Event()
+
+    def rename(self, name: str, new_name: str) -> None:
+        if new_name.endswith(".arrow") and not self.asleep.is_set():
+            self.asleep.set()
+            self.awake.wait()
+        super().rename(name, new_name)
+
+
+def test_a_former_writer_that_wakes_up_during_the_takeover() -> None:
+    """It saw that the log was its own, and renames its draft at any moment of the takeover: the
+    new writer has the segment, or the former one's append fails."""
+    at, results = 1, set()
+    while True:
+        disk = SleepyDisk()
+        disk.sleep()
+        former = open_log(disk)
+        stored: list[int] = []
+
+        def append(former: Wal = former, stored: list[int] = stored) -> None:
+            with suppress(WalFencedError):
+                stored.append(former.append([block(0, 1)]))
+
+        thread = Thread(target=append)
+        thread.start()
+        disk.asleep.wait()
+
+        def wake_up(disk: SleepyDisk = disk, thread: Thread = thread) -> None:
+            disk.at = 0
+            disk.awake.set()
+            thread.join()
+
+        disk.interrupt(at, wake_up)
+        log = take_over(disk)
+        was_interrupted = disk.awake.is_set()
+        wake_up()
+        assert log.end == sum(stored)
+        log.append([block(2)])
+        assert open_log(disk).end == sum(stored) + 1
+        results.add(log.end)
+        if not was_interrupted:
+            break
+        at += 1
+    assert results == {1, 3}
 
 
 def test_of_two_that_take_over_the_last_one_has_the_log() -> None:
