@@ -17,7 +17,7 @@ from pipelines.wal.notes import read_note, write_note
 from pipelines.wal.objects import open_store
 from tests.pipelines.wal.logs import block
 from tests.pipelines.wal.s3 import S3Server, s3_server
-from tests.soak import by_level, in_short_soak
+from tests.soak import by_level, in_short_soak, more_in_soak
 
 ROOT = "s3://bucket/logs"
 LIMIT_S = 180.0
@@ -103,14 +103,14 @@ def test_a_server_that_stalls_is_waited_for(
     open_store.cache_clear()
 
 
-@in_short_soak
+@more_in_soak
 def test_a_server_that_is_killed_and_loses_answers_loses_and_doubles_nothing(
     server: S3Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Appends wait for the server; each message is once in the log, and a reader follows."""
     caplog.set_level(logging.ERROR)
     url = f"{ROOT}/killed"
-    rounds = by_level(test=1, short=1, full=5)
+    rounds = by_level(test=1, short=2, full=4)
     done = threading.Event()
     acknowledged: list[int] = []
     failures: list[BaseException] = []
