@@ -14,6 +14,7 @@ __all__ = [
     "SetupError",
     "SinkError",
     "StageError",
+    "StoreError",
     "UsageError",
     "WalDamagedError",
     "WalError",
@@ -35,6 +36,10 @@ class UsageError(Exception):
 
 class FolderError(Exception):
     """A folder of a job can't be used."""
+
+
+class StoreError(Exception):
+    """The store or disk of a table failed; a later attempt may succeed."""
 
 
 class SetupError(Exception):
