@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ __all__ = ["DeltaFile", "as_text", "explained", "import_deltalake", "read_files"
 
 _ROW_GROUP_BYTES: Final = 64 << 20
 _READ_ROWS: Final = 10_000
+_DECORATION: Final = re.compile("\x1b\\[[0-9;]*m|\N{DOWNWARDS ARROW WITH TIP RIGHTWARDS}")
 
 Values = Mapping[str, str | None]
 
@@ -199,6 +201,11 @@ def explained(location: str) -> Iterator[None]:
     except errors.TableNotFoundError:
         raise
     except (errors.DeltaProtocolError, errors.SchemaMismatchError) as error:
-        raise FolderError(f"{location} can't be used: {error}") from error
+        raise FolderError(f"{location} can't be used: {_in_one_line(error)}") from error
     except (errors.DeltaError, pa.ArrowException, OSError) as error:
-        raise StoreError(f"{location}: {error}") from error
+        raise StoreError(f"{location}: {_in_one_line(error)}") from error
+
+
+def _in_one_line(error: Exception) -> str:
+    """The text without deltalake's arrows, colours and line breaks."""
+    return " ".join(_DECORATION.sub("", str(error)).split())

@@ -10,9 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any, Final
 
 from pipelines.jobs.arguments import local_folder, pairs
+from pipelines.jobs.restarts import Restarts
 from pipelines.jobs.table import Table
 from pipelines.jobs.terminal import Progress, print_line
 from pipelines.session import spark_session
@@ -145,6 +147,8 @@ def run_query(
 ) -> None:
     """Start a query and watch it until it ends (--once), fails, or a signal comes.
 
+    After a failure that passes (`Restarts`) the query is started again.
+
     Args:
         job: its flags have the checkpoint and the trigger.
         writer: with a sink.
@@ -160,10 +164,29 @@ def run_query(
         writer = writer.trigger(availableNow=True)
     else:
         writer = writer.trigger(processingTime=f"{round(arguments.trigger * 1000)} milliseconds")
-    if job.stopping.is_set():
-        return
-    query = writer.start()
     progress = Progress(job.name)
+    restarts = Restarts(job.name, _folders_of(job), job.stopping)
+    try:
+        while not job.stopping.is_set():
+            failure = _run_once(job, writer, progress, table, on_poll)
+            if failure is None:
+                break
+            restarts.wait(failure, progress.batches)
+    finally:
+        progress.finish()
+    if on_poll is not None:
+        on_poll()
+
+
+def _run_once(
+    job: Job,
+    writer: DataStreamWriter,
+    progress: Progress,
+    table: Table | None,
+    on_poll: Callable[[], None] | None,
+) -> Exception | None:
+    """Run the query until it ends or a signal comes; its failure."""
+    query = writer.start()
     try:
         if table is not None:
             table.set_query_id(query.id)
@@ -176,10 +199,20 @@ def run_query(
             _wait_for_batch(query)
     finally:
         _stop_query(job, query, progress)
-    if (failure := query.exception()) is not None:
-        raise failure
-    if on_poll is not None:
-        on_poll()
+    return query.exception()
+
+
+def _folders_of(job: Job) -> dict[str, str]:
+    """The folders that a query writes to, by their flags."""
+    arguments = job.arguments
+    folders = {"--checkpoint": str(job.checkpoint())}
+    if arguments.wal and "://" not in arguments.wal:
+        folders["--wal"] = arguments.wal
+    output = getattr(arguments, "output", None)
+    if output and "://" not in output:
+        folders["--output"] = str(Path(output).absolute())
+    folders["Spark's spark.local.dir"] = job.spark().conf.get("spark.local.dir", gettempdir())
+    return folders
 
 
 def _reports(query: StreamingQuery) -> list[dict[str, Any]]:
@@ -207,4 +240,3 @@ def _stop_query(job: Job, query: StreamingQuery, progress: Progress) -> None:
         if not job.stopping.is_set():
             raise
         print_line(job.name, f"Java had stopped before the query: {type(error).__name__}")
-    progress.finish()
