@@ -5,20 +5,16 @@ The batch read may run while a query writes the log.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from pipelines.errors import DataLossError, WalError, WalRangeError
+from pipelines.errors import WalRangeError
 from pipelines.source.offsets import initial_position
 from pipelines.source.options import BatchOptions
-from pipelines.wal import SegmentRef, read_segment
-from pipelines.wal.meta import open_disk, read_committed, read_meta
-from pipelines.wal.segments import positions_of
+from pipelines.wal import LogView, SegmentRef, read_segment
 
 __all__ = [
     "LogPartition",
@@ -120,18 +116,8 @@ def snapshot(path: str) -> LogSnapshot:
     Raises:
         WalDamagedError, WalError: there is no log, or it is damaged or of a newer version.
     """
-    disk = open_disk(path)
-    try:
-        read_meta(disk)
-        committed = read_committed(disk) or 0
-        ranges = sorted(filter(None, map(positions_of, disk.names())))
-    except OSError as error:
-        raise WalError(f"{disk.path} has no log that can be read: {error}") from error
-    refs = [
-        SegmentRef(os.path.join(disk.path, f"{first:020}-{end:020}.arrow"), first, end)
-        for first, end in ranges
-    ]
-    return LogSnapshot(refs, committed)
+    view = LogView.open(path)
+    return LogSnapshot(view.segments(view.first, view.end), view.committed)
 
 
 class NsqBatchReader(DataSourceReader):
@@ -147,8 +133,6 @@ class NsqBatchReader(DataSourceReader):
         if not refs:
             return []
         first, last = refs[0].first, refs[-1].end
-        if any(ref.end != following.first for ref, following in pairwise(refs)):
-            raise DataLossError(f"{options.wal_path}: segments between {first} and {last} are gone")
         start = initial_position(options.starting_offsets, first, committed, last)
         end = initial_position(options.ending_offsets, first, committed, last)
         may_lack = not options.fail_on_data_loss
