@@ -211,7 +211,7 @@ def _folders_of(job: Job) -> dict[str, str]:
     output = getattr(arguments, "output", None)
     if output and "://" not in output:
         folders["--output"] = str(Path(output).absolute())
-    folders["Spark's spark.local.dir"] = job.spark().conf.get("spark.local.dir", gettempdir())
+    folders["spark.local.dir"] = job.spark().conf.get("spark.local.dir", None) or gettempdir()
     return folders
 
 

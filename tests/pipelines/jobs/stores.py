@@ -80,11 +80,8 @@ def s3_server() -> Iterator[S3]:
 
 
 def _serve() -> None:
-    from multiprocessing import Pipe, get_context
-
     from moto.server import ThreadedMotoServer
 
-    del Pipe, get_context
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
