@@ -144,7 +144,7 @@ class DeltaTable:
                     storage_options=self.options,
                 )
         found: deltalake.DeltaTable = table
-        if found.schema() != schema:
+        if _types(found.schema()) != _types(schema):
             raise FolderError(
                 f"{self.location} has the columns {_names(found.schema())}; the rows have "
                 f"{_names(schema)}, or other types: write them to another table"
@@ -343,6 +343,10 @@ def _files_of(table: deltalake.DeltaTable) -> list[DeltaFile]:
         )
         for row in rows
     ]
+
+
+def _types(schema: deltalake.Schema) -> dict[str, object]:
+    return {field.name: field.type for field in schema.fields}
 
 
 def _names(schema: deltalake.Schema) -> str:

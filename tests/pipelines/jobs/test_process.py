@@ -22,7 +22,7 @@ from tests.pipelines.source.publishing import channel_at_rest, publish, wait_unt
 from tests.soak import in_short_soak, in_soak
 from trionsq.testing import OpenBroker
 
-START_LIMIT_S = 300.0
+START_LIMIT_S = 600.0
 STOP_LIMIT_S = 180.0
 
 
