@@ -71,8 +71,11 @@ class Restarts:
 
     def _wait_for_room(self) -> None:
         full = self._full_folders()
-        where = ", ".join(full) or f"none of {', '.join(self._folders.values())} any more"
-        print_line(self._name, f"no space left on device: {where}; the query waits for room")
+        if full:
+            where = f"{', '.join(full)}; the query waits for room"
+        else:
+            where = f"{', '.join(self._folders.values())} have room again; the query starts again"
+        print_line(self._name, f"no space left on device: {where}")
         while self._full_folders() and not self._stopping.wait(_POLL_S):
             pass
         if full and not self._stopping.is_set():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,7 +71,7 @@ def test_a_full_disk_is_named_and_waited_for(
         blocks = 100 if path == "/other" else next(free)
         return SimpleNamespace(f_blocks=100, f_frsize=1 << 20, f_bavail=blocks)
 
-    monkeypatch.setattr(restarts.os, "statvfs", statvfs)
+    monkeypatch.setattr("pipelines.jobs.restarts.os.statvfs", statvfs)
     waits = Restarts("archive", {"--checkpoint": str(tmp_path), "--output": "/other"}, stopping)
     waits.wait(Exception(FULL), 0)
     first, second = capsys.readouterr().err.splitlines()
@@ -80,7 +79,6 @@ def test_a_full_disk_is_named_and_waited_for(
     assert second == "archive: there is room again, the query goes on"
     assert stopping.pauses == [1, 1, 1]
 
-    monkeypatch.setattr(restarts.os, "statvfs", lambda _path: os.stat_result)
     monkeypatch.setattr(restarts, "_is_full", lambda _path: True)
     stopping.set()
     waits.wait(Exception(FULL), 0)
