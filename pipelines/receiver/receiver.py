@@ -82,6 +82,11 @@ class Receiver:
         }
         return self._statistics.as_dict() | log_statistics
 
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the thread has failed; None while it has not."""
+        return self._failure
+
     def check(self) -> None:
         """Raise ReceiverError if the thread has failed, with the cause attached."""
         if self._failure is not None:

@@ -15,9 +15,10 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from pipelines.errors import DataLossError, WalError, WalRangeError
 from pipelines.source.offsets import initial_position
-from pipelines.source.options import BatchOptions
+from pipelines.source.options import BatchOptions, logs_root
 from pipelines.wal import SegmentRef, read_segment
 from pipelines.wal.meta import open_disk, read_committed, read_meta
+from pipelines.wal.root import find_logs
 from pipelines.wal.segments import positions_of
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "SegmentSlice",
     "partitions_of",
     "read_partition",
+    "slices_of",
     "snapshot",
 ]
 
@@ -52,28 +54,40 @@ class LogPartition(InputPartition):
         self.may_lack = may_lack
 
 
+def slices_of(refs: Sequence[SegmentRef], start: int, end: int) -> list[SegmentSlice]:
+    """The parts of the segments with the positions from ``start`` to before ``end``, in order."""
+    return [
+        SegmentSlice(ref, max(start, ref.first), min(end, ref.end))
+        for ref in refs
+        if ref.first < end and ref.end > start
+    ]
+
+
 def partitions_of(
-    refs: Sequence[SegmentRef], start: int, end: int, minimum: int, *, may_lack: bool = False
+    slices: Sequence[SegmentSlice], minimum: int, *, may_lack: bool = False
 ) -> list[LogPartition]:
-    """Split the positions from ``start`` to before ``end`` into even partitions, in order.
+    """Split the slices, of one log or of several, into even partitions, in order.
 
     Args:
-        refs: the segments with these positions, without gaps.
-        start, end: positions.
+        slices: what is to be read.
         minimum: of partitions; there are fewer if there are fewer messages.
         may_lack: see `LogPartition`.
     """
-    count = end - start
+    count = sum(part.end - part.start for part in slices)
     number = min(count, max(minimum, -(-count // MESSAGES_PER_TASK)))
-    partitions = []
-    for index in range(number):
-        low, high = start + count * index // number, start + count * (index + 1) // number
-        slices = [
-            SegmentSlice(ref, max(low, ref.first), min(high, ref.end))
-            for ref in refs
-            if ref.first < high and ref.end > low
-        ]
-        partitions.append(LogPartition(slices, may_lack=may_lack))
+    limits = [count * index // number for index in range(1, number + 1)]
+    partitions: list[LogPartition] = []
+    current: list[SegmentSlice] = []
+    done = 0
+    for ref, start, end in slices:
+        while start < end:
+            part = SegmentSlice(ref, start, min(end, start + limits[len(partitions)] - done))
+            current.append(part)
+            done += part.end - start
+            start = part.end
+            if done == limits[len(partitions)]:
+                partitions.append(LogPartition(current, may_lack=may_lack))
+                current = []
     return partitions
 
 
@@ -135,7 +149,7 @@ def snapshot(path: str) -> LogSnapshot:
 
 
 class NsqBatchReader(DataSourceReader):
-    """Reads a range of a log, as the log is when the query is planned."""
+    """Reads a range of a log, or of all logs below a folder, as they are at planning."""
 
     def __init__(self, options: BatchOptions) -> None:
         self._options = options
@@ -143,16 +157,26 @@ class NsqBatchReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """A partition for each task. Raises DataLossError, WalError."""
         options = self._options
-        refs, committed = snapshot(options.wal_path)
+        root = logs_root(options.wal_path)
+        paths = (
+            [options.wal_path] if root is None else [f"{root}/{name}" for name in find_logs(root)]
+        )
+        slices = [part for path in paths for part in self._slices_of(path)]
+        may_lack = not options.fail_on_data_loss
+        return [*partitions_of(slices, options.min_partitions, may_lack=may_lack)]
+
+    def _slices_of(self, path: str) -> list[SegmentSlice]:
+        """The selected range of a log. Raises DataLossError, WalError."""
+        options = self._options
+        refs, committed = snapshot(path)
         if not refs:
             return []
         first, last = refs[0].first, refs[-1].end
         if any(ref.end != following.first for ref, following in pairwise(refs)):
-            raise DataLossError(f"{options.wal_path}: segments between {first} and {last} are gone")
+            raise DataLossError(f"{path}: segments between {first} and {last} are gone")
         start = initial_position(options.starting_offsets, first, committed, last)
         end = initial_position(options.ending_offsets, first, committed, last)
-        may_lack = not options.fail_on_data_loss
-        return [*partitions_of(refs, start, end, options.min_partitions, may_lack=may_lack)]
+        return slices_of(refs, start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Called by a task, on an executor. Raises WalError."""
