@@ -1,4 +1,4 @@
-"""What a detached receiver says of itself: a small file beside its log, replaced every 5 seconds.
+"""What a detached receiver says of itself: a small file beside its log, replaced every few seconds.
 
 A change of the file is its sign of life, whatever the clocks of the machines say. Who waits for the
 log of a receiver that gives no sign takes it over. The queries that read the log show the counters.
@@ -15,9 +15,8 @@ from uuid import uuid4
 
 from pipelines.wal.notes import read_note, write_note
 
-__all__ = ["HEARTBEAT_S", "ReceiverNote", "read_receiver_note", "write_receiver_note"]
+__all__ = ["ReceiverNote", "read_receiver_note", "write_receiver_note"]
 
-HEARTBEAT_S: Final = 5.0
 _NAME: Final = "RECEIVER.json"
 
 
