@@ -17,8 +17,10 @@ __all__ = [
     "UsageError",
     "WalDamagedError",
     "WalError",
+    "WalFencedError",
     "WalFullError",
     "WalLockedError",
+    "WalMissingError",
     "WalRangeError",
 ]
 
@@ -54,6 +56,14 @@ class WalError(Exception):
 
 class WalLockedError(WalError):
     """Another process holds the log's lock."""
+
+
+class WalMissingError(WalError):
+    """There is no log at this place."""
+
+
+class WalFencedError(WalError):
+    """Another process has taken the log over: this one writes no more to it."""
 
 
 class WalDamagedError(WalError):

@@ -70,6 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--name",
+        dest="log_name",
+        metavar="NAME",
         default=socket.gethostname().partition(".")[0],
         help="of the log below --wal; one receiver at a time has it (default: this host's name)",
     )
@@ -137,7 +139,7 @@ def config_of(arguments: argparse.Namespace, number: int | None = None) -> Detac
     try:
         return DetachedConfig(
             root=options.wal_path,
-            name=arguments.name if number is None else f"{arguments.name}-{number}",
+            name=arguments.log_name if number is None else f"{arguments.log_name}-{number}",
             receiver=replace(options.receiver, nsqd_share=share),
             limits=options.limits,
             take_over_s=arguments.take_over_after,

@@ -23,6 +23,7 @@ from pipelines.receiver.status import (
     write_receiver_note,
 )
 from pipelines.wal import Wal, WalLimits
+from pipelines.wal.objects import is_store_url
 
 __all__ = ["DetachedConfig", "run_receiver"]
 
@@ -195,6 +196,6 @@ def _opened(config: DetachedConfig, *, is_ended: bool, is_silent: bool) -> Wal:
         )
         return Wal.open(config.path, limits=config.limits, take_over=True)
     # An object store has no lock: its note alone says whether a receiver lives.
-    if "://" in config.path and not is_ended:
+    if is_store_url(config.path) and not is_ended:
         raise WalLockedError(config.path)
     return Wal.open(config.path, limits=config.limits)

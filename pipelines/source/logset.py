@@ -8,10 +8,8 @@ from typing import Any, Final
 
 from pipelines.errors import WalError, WalLockedError
 from pipelines.receiver.status import ReceiverNote, read_receiver_note
-from pipelines.source.batch import snapshot
-from pipelines.wal import SegmentRef
-from pipelines.wal.meta import open_disk, read_meta, write_committed
-from pipelines.wal.root import find_logs
+from pipelines.wal import LogView, find_logs
+from pipelines.wal.objects import is_store_url
 from trionsq.disk import FolderLock, FolderLockError
 
 __all__ = ["LogSet"]
@@ -21,34 +19,6 @@ log = logging.getLogger("pipelines.source")
 _LOCK: Final = "READER.lock"
 _LOCK_RETRY_S: Final = 0.1
 _NOTES_S: Final = 5.0
-
-
-class LogView:
-    """One log, as it was at the last `refresh`."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Look at the log again. Raises WalError."""
-        self.id = read_meta(open_disk(self.path))
-        self._refs, self.committed = snapshot(self.path)
-
-    @property
-    def first(self) -> int:
-        return self._refs[0].first if self._refs else self.committed
-
-    @property
-    def end(self) -> int:
-        return self._refs[-1].end if self._refs else self.committed
-
-    def segments(self, start: int, end: int) -> list[SegmentRef]:
-        return [ref for ref in self._refs if ref.first < end and ref.end > start]
-
-    def commit(self, lsn: int) -> None:
-        write_committed(open_disk(self.path), lsn)
-        self.committed = lsn
 
 
 class LogSet:
@@ -72,19 +42,20 @@ class LogSet:
         self.logs: dict[str, LogView] = {}
         self._notes: dict[str, ReceiverNote] = {}
         self._notes_due_s = 0.0
-        self._lock = _locked(root, lock_timeout_s)
+        # An object store has no locks.
+        self._lock = None if is_store_url(root) else _locked(root, lock_timeout_s)
 
     def refresh(self) -> dict[str, LogView]:
         """Look at the logs again, and for new ones; all of them by name. Raises WalError."""
-        names = find_logs(self.root)
-        for name in self.logs.keys() - set(names):
+        paths = find_logs(self.root)
+        for name in self.logs.keys() - paths.keys():
             del self.logs[name]
-        for name in names:
+        for name, path in paths.items():
             if name in self.logs:
                 self.logs[name].refresh()
             else:
-                log.info("found the log %s", name)
-                self.logs[name] = LogView(f"{self.root}/{name}")
+                log.info("found the log %s", path)
+                self.logs[name] = LogView.open(path)
         if time.monotonic() >= self._notes_due_s:
             self._notes_due_s = time.monotonic() + _NOTES_S
             self._notes = {
@@ -120,7 +91,8 @@ class LogSet:
 
     def close(self) -> None:
         """Let another query read the logs. A second call does nothing."""
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
 
 
 def _locked(root: str, timeout_s: float) -> FolderLock:
