@@ -178,6 +178,8 @@ def run_query(
         while True:
             query = writer.start()
             _watch_query(job, query, progress, table, on_poll)
+            # Started again, the query has the same id.
+            table = None
             if (failure := query.exception()) is None:
                 break
             if not was_receiver_killed(query):

@@ -53,11 +53,10 @@ def test_a_killed_receiver_is_named_and_the_query_goes_on(
     table = tmp_path / "table"
 
     def rows() -> int:
-        # A dataset refuses a folder that the job has not made yet.
+        # The job may not have made the folder yet.
         return int(ds.dataset(table, partitioning="hive").count_rows()) if table.exists() else 0
 
     def kill_receiver() -> None:
-        # Not a parent of what runs the tests; the session's JVM is its child.
         found = [pid for pid in descendants(os.getpid()) if _RUNNER in command_of(pid)]
         for pid in found:
             os.kill(pid, signal.SIGKILL)
