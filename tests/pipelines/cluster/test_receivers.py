@@ -101,8 +101,8 @@ def test_tasks_that_die_are_started_again_and_so_is_the_application(tmp_path: Pa
             await_stored(application, logs, publish_part())
             assert sorted(find_logs(logs)) == ["s-0", "s-1"]
             assert kill_executor(cluster.workers[0].pid)
+            wait_until(lambda: "starting it again" in application.lines, LIMIT_S)
             await_stored(application, logs, publish_part())
-            assert "starting it again" in application.lines
             application.kill()
         with applied(cluster.url, tmp_path, *addresses) as application:
             await_stored(application, logs, publish_part())
