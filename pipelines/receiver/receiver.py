@@ -188,7 +188,7 @@ class Receiver:
                 raise
             except (ClientError, ProtocolError) as error:
                 self._may_retry(error)
-                log.warning("%s: %s", topic, error)
+                log.warning("%s:%s: %s", topic, self.config.channel, error)
             finally:
                 self._flow.remove_consumer(consumer)
             await trio.sleep(_RETRY_S)
