@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from pipelines.errors import FolderError, OptionsError, UsageError
-from pipelines.options import byte_size, duration_s, folder
+from pipelines.options import byte_size, duration_s, log_place
 
 __all__ = [
     "add_addresses",
@@ -81,7 +81,7 @@ def add_source(parser: argparse.ArgumentParser, channel: str, trigger: str) -> N
     group.add_argument(
         "--wal",
         metavar="DIR",
-        type=_argument(folder),
+        type=_argument(log_place),
         help="the log of received messages (default: in --checkpoint); DIR/*: the logs of "
         "receivers of their own (see receive), without --topic",
     )

@@ -191,8 +191,8 @@ def test_a_topic_may_be_a_pattern() -> None:
         ({"lookupd.http.addresses": "foo"}, "'foo' is not host:port of an nsqlookupd"),
         ({"startingOffsets": "middle"}, "is not earliest, committed, latest"),
         (
-            {"walPath": "s3a://bucket/wal"},
-            r"walPath: s3a://bucket/wal is a URL; it must be a folder",
+            {"walPath": "ftp://bucket/wal"},
+            r"walPath: ftp://bucket/wal is a URL of another kind; a log is in a folder",
         ),
     ],
 )
@@ -211,13 +211,25 @@ def test_an_unknown_option_is_refused_at_load() -> None:
 
 
 def test_the_log_s_folder_is_checked_at_load() -> None:
-    """Stream and batch read both need a folder, and refuse a URL."""
+    """Stream and batch read both need a folder or a store, and refuse other URLs."""
     with pytest.raises(OptionsError, match="walPath is required"):
         check_names({"topic": "orders"})
-    with pytest.raises(OptionsError, match="walPath: hdfs://name/wal is a URL"):
+    with pytest.raises(OptionsError, match="walPath: hdfs://name/wal: a log can't be in HDFS"):
         check_names({"walpath": "hdfs://name/wal"})
-    with pytest.raises(OptionsError, match="walPath: hdfs://name/wal is a URL"):
+    with pytest.raises(OptionsError, match="walPath: hdfs://name/wal: a log can't be in HDFS"):
         BatchOptions.read({"walpath": "hdfs://name/wal"})
+
+
+def test_segments_in_a_store_are_larger() -> None:
+    """By default a segment waits longer there; options count as for a folder."""
+    folder = StreamOptions.read(NEEDED).receiver
+    stored = StreamOptions.read(NEEDED | {"walPath": "s3a://bucket/wal/"})
+    assert stored.wal_path == "s3://bucket/wal"
+    assert (folder.segment_ms, folder.segment_messages) == (50, 20_000)
+    assert (stored.receiver.segment_ms, stored.receiver.segment_messages) == (500, 100_000)
+    told = {"walPath": "s3://bucket/wal", "wal.segmentMs": "50", "wal.segmentMessages": "7"}
+    chosen = StreamOptions.read(NEEDED | told).receiver
+    assert (chosen.segment_ms, chosen.segment_messages) == (50, 7)
 
 
 def test_a_batch_read_begins_at_the_log_s_begin(tmp_path: Path) -> None:
