@@ -10,6 +10,7 @@ __all__ = [
     "OptionsError",
     "PublishError",
     "ReceiverError",
+    "ReceiverKilledError",
     "RowsError",
     "SetupError",
     "SinkError",
@@ -92,6 +93,17 @@ class DataLossError(WalError):
 
 class ReceiverError(Exception):
     """The receiver failed, or did not stop in time; the cause is attached."""
+
+
+class ReceiverKilledError(ReceiverError):
+    """The process of a query's receiver is gone: it was killed."""
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(
+            text
+            or "the receiver's process was killed, most likely because the machine or the "
+            "container ran out of memory"
+        )
 
 
 # The sink

@@ -13,8 +13,9 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any, Final
 
+from pipelines.errors import ReceiverKilledError
 from pipelines.jobs.arguments import local_folder, pairs
-from pipelines.jobs.restarts import Restarts
+from pipelines.jobs.restarts import Restarts, was_receiver_killed
 from pipelines.jobs.table import Table
 from pipelines.jobs.terminal import Progress, print_line
 from pipelines.session import spark_session
@@ -64,14 +65,19 @@ class Job:
         self._session = session
         self._owns_session = session is None
 
-    def spark(self) -> SparkSession:
-        """The session; the first call starts it. Raises SetupError, UsageError."""
+    def spark(self, settings: Mapping[str, str] | None = None) -> SparkSession:
+        """The session; the first call starts it, with these settings unless --conf has others.
+
+        Raises SetupError, UsageError.
+        """
         if self._session is None:
             conf = pairs("--conf", self.arguments.conf)
             # Spark takes over SIGINT when it starts.
             with stop_on_signals(self.stopping):
                 self._session = spark_session(
-                    f"nsq {self.name}", self.arguments.master, **(_QUIET | conf)
+                    f"nsq {self.name}",
+                    self.arguments.master,
+                    **(_QUIET | dict(settings or {}) | conf),
                 )
         for name, value in _SETTINGS.items():
             self._session.conf.set(name, value)
@@ -157,6 +163,7 @@ def run_query(
 
     Raises:
         StreamingQueryException: the query failed.
+        ReceiverKilledError: the process of its receiver was killed too often.
     """
     arguments = job.arguments
     writer = writer.option("checkpointLocation", str(job.checkpoint() / "spark"))
@@ -172,6 +179,8 @@ def run_query(
             if failure is None:
                 break
             restarts.wait(failure, progress.batches)
+            # Started again, the query has the same id.
+            table = None
     finally:
         progress.finish()
     if on_poll is not None:
@@ -199,7 +208,7 @@ def _run_once(
             _wait_for_batch(query)
     finally:
         _stop_query(job, query, progress)
-    return query.exception()
+    return ReceiverKilledError() if was_receiver_killed(query) else query.exception()
 
 
 def _folders_of(job: Job) -> dict[str, str]:

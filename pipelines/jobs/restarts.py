@@ -1,4 +1,4 @@
-"""When a query that failed is started again: a full disk, and a table's store that is away.
+"""When a query that failed is started again: a full disk, a table's store away, a killed receiver.
 
 Nothing is lost meanwhile: messages wait at nsqd and in the log, and Spark repeats the microbatch.
 """
@@ -8,12 +8,18 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Mapping
-from typing import Final
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
+from pipelines.errors import ReceiverKilledError, StoreError
 from pipelines.jobs.terminal import one_line, print_line
 
-__all__ = ["MAX_RESTARTS", "Restarts"]
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["MAX_RESTARTS", "RestartBound", "Restarts", "was_receiver_killed"]
 
 MAX_RESTARTS: Final = 8
 """In a row, without a finished microbatch between them. The pauses are 3 minutes together."""
@@ -25,6 +31,45 @@ _ROOM_BYTES: Final = 8 << 20
 _ROOM_PART: Final = 20
 _NO_ROOM: Final = re.compile("No space left on device|Disk quota exceeded", re.IGNORECASE)
 _STORE: Final = re.compile(r"\bpipelines\.errors\.StoreError: ")
+
+
+# Spark's own text for a killed receiver is "(no cause message)".
+_CONNECTION_LOST: Final = ("java.io.EOFException", "java.net.SocketException")
+_RUNNER: Final = "PythonStreamingSourceRunner"
+
+
+def was_receiver_killed(query: StreamingQuery) -> bool:
+    """Whether a query failed because the process of its source, with the receiver, is gone."""
+    failure: Any = query._jsq.exception()
+    cause = failure.get().getCause() if failure.isDefined() else None
+    if cause is None or cause.getClass().getName() not in _CONNECTION_LOST:
+        return False
+    return any(_RUNNER in frame.getClassName() for frame in cause.getStackTrace())
+
+
+class RestartBound:
+    """Allows ``most`` restarts within any ``period_s``."""
+
+    def __init__(
+        self,
+        most: int = 5,
+        period_s: float = 600.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.most = most
+        self.period_s = period_s
+        self._clock = clock
+        self._times: deque[float] = deque()
+
+    def allows_one(self) -> bool:
+        """Count a restart, if it is within the bound."""
+        now_s = self._clock()
+        while self._times and now_s - self._times[0] >= self.period_s:
+            self._times.popleft()
+        if len(self._times) >= self.most:
+            return False
+        self._times.append(now_s)
+        return True
 
 
 class Restarts:
@@ -42,6 +87,7 @@ class Restarts:
         self._stopping = stopping
         self._restarts = 0
         self._batches = 0
+        self._kills = RestartBound()
 
     def wait(self, failure: Exception, batches: int) -> None:
         """Return when the query may be started again.
@@ -52,9 +98,17 @@ class Restarts:
 
         Raises the failure: a restart does not help, or several did not.
         """
+        if isinstance(failure, ReceiverKilledError):
+            if not self._kills.allows_one():
+                raise ReceiverKilledError(
+                    f"{failure}, {self._kills.most + 1} times within "
+                    f"{self._kills.period_s / 60:.0f} minutes"
+                )
+            print_line(self._name, f"{failure}; the query starts again")
+            return
         text = str(failure)
         is_full = _NO_ROOM.search(text) is not None
-        if not is_full and not _STORE.search(text) and type(failure).__name__ != "StoreError":
+        if not (is_full or _STORE.search(text) or isinstance(failure, StoreError)):
             raise failure
         if batches > self._batches:
             self._restarts = 0

@@ -29,7 +29,8 @@ _PYTHON_WORKER: Final = "pyspark.daemon"
 class Nsqd:
     """An nsqd that can be stopped and started again on the same ports and data."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, memory_queue: int = 2000) -> None:
+        self._memory_queue = memory_queue
         self.tcp_address = free_address()
         self.http_address = free_address()
         self._folder = folder
@@ -42,7 +43,7 @@ class Nsqd:
             "http-address": self.http_address,
             "broadcast-address": "127.0.0.1",
             "data-path": str(self._folder),
-            "mem-queue-size": "2000",
+            "mem-queue-size": str(self._memory_queue),
         }
         with (self._folder / "nsqd.log").open("ab") as log:
             self._process = subprocess.Popen(

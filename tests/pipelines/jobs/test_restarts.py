@@ -1,85 +1,83 @@
-"""Which failures start a query again, and how often."""
+"""A job whose receiver is killed starts its query again, within a bound."""
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from pathlib import Path
-from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
+import pyarrow.dataset as ds
 import pytest
 
-from pipelines.errors import StoreError
+from pipelines.__main__ import main
 from pipelines.jobs import restarts
-from pipelines.jobs.restarts import MAX_RESTARTS, Restarts
+from pipelines.jobs.restarts import RestartBound
+from tests.pipelines.drill.processes import command_of, descendants
+from tests.pipelines.source.publishing import publish, wait_until
+from tests.soak import in_short_soak
+from trionsq.testing import OpenBroker
 
-STORE = "Traceback\n  ...\npipelines.errors.StoreError: s3://b/t: refused\n at org"
-FULL = "java.io.IOException: No space left on device"
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
-
-class Stopping(threading.Event):
-    """Counts the waits, and does not wait."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pauses: list[float | None] = []
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self.pauses.append(timeout)
-        return self.is_set()
+_RUNNER = "python_streaming_source_runner"
 
 
-@pytest.fixture
-def stopping() -> Stopping:
-    return Stopping()
+def test_restarts_are_bounded_within_a_period() -> None:
+    """So many restarts are allowed in a period; later ones are counted anew."""
+    now = [0.0]
+    bound = RestartBound(2, 10.0, lambda: now[0])
+    assert [bound.allows_one() for _ in range(3)] == [True, True, False]
+    now[0] = 9.9
+    assert not bound.allows_one()
+    now[0] = 10.0
+    assert bound.allows_one()
 
 
-def test_other_failures_are_raised(stopping: Stopping, tmp_path: Path) -> None:
-    """A failure that a restart does not mend is the job's."""
-    failure = Exception("[FOREACH] pipelines.errors.FolderError: other columns")
-    with pytest.raises(Exception, match="other columns") as raised:
-        Restarts("archive", {"--checkpoint": str(tmp_path)}, stopping).wait(failure, 0)
-    assert raised.value is failure
-    assert stopping.pauses == []
-
-
-def test_a_store_that_stays_away_ends_the_job(
-    stopping: Stopping, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Pauses grow; a finished microbatch between two failures begins the count anew."""
-    waits = Restarts("archive", {"--checkpoint": str(tmp_path)}, stopping)
-    for _ in range(MAX_RESTARTS):
-        waits.wait(Exception(STORE), 5)
-    assert stopping.pauses == [1, 2, 4, 8, 16, 32, 60, 60]
-    told = capsys.readouterr().err.splitlines()
-    assert told[0] == "archive: s3://b/t: refused; the query starts again soon"
-    with pytest.raises(StoreError):
-        waits.wait(StoreError("away"), 5)
-    waits.wait(StoreError("away"), 6)
-    assert stopping.pauses[-1] == 1
-
-
-def test_a_full_disk_is_named_and_waited_for(
-    stopping: Stopping,
+@in_short_soak
+def test_a_killed_receiver_is_named_and_the_query_goes_on(
+    spark: SparkSession,
+    nsqd: OpenBroker,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The folder and its flag are in the line; it waits until there is room, or for a stop."""
-    free = iter([0, 0, 0, 100])
+    """The table has each message once after a kill; at the last allowed kill the job ends by 1."""
+    monkeypatch.setattr(restarts, "RestartBound", lambda: RestartBound(1))
+    codes: list[int] = []
+    flags = [f"--nsqd-tcp-address={nsqd.tcp_address}", "--topic=t", "--trigger=100ms"]
+    flags += [f"--checkpoint={tmp_path}/state", f"--output={tmp_path}/table"]
+    flags += ["--source-option=msgTimeoutMs=3000", "--compact-every=0"]
+    table = tmp_path / "table"
 
-    def statvfs(path: str) -> SimpleNamespace:
-        blocks = 100 if path == "/other" else next(free)
-        return SimpleNamespace(f_blocks=100, f_frsize=1 << 20, f_bavail=blocks)
+    def rows() -> int:
+        # The job may not have made the folder yet.
+        return int(ds.dataset(table, partitioning="hive").count_rows()) if table.exists() else 0
 
-    monkeypatch.setattr("pipelines.jobs.restarts.os.statvfs", statvfs)
-    waits = Restarts("archive", {"--checkpoint": str(tmp_path), "--output": "/other"}, stopping)
-    waits.wait(Exception(FULL), 0)
-    first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith(f"archive: no space left on device: {tmp_path} (--checkpoint); ")
-    assert second == "archive: there is room again, the query goes on"
-    assert stopping.pauses == [1, 1, 1]
+    def kill_receiver() -> None:
+        found = [pid for pid in descendants(os.getpid()) if _RUNNER in command_of(pid)]
+        for pid in found:
+            os.kill(pid, signal.SIGKILL)
 
-    monkeypatch.setattr(restarts, "_is_full", lambda _path: True)
-    stopping.set()
-    waits.wait(Exception(FULL), 0)
-    assert "room again" not in capsys.readouterr().err
+    def disturb() -> None:
+        publish(nsqd.http_address, "t", [b"%d" % number for number in range(1000)])
+        wait_until(lambda: rows() == 1000)
+        kill_receiver()
+        publish(nsqd.http_address, "t", [b"%d" % number for number in range(1000, 2000)])
+        wait_until(lambda: rows() == 2000)
+        kill_receiver()
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    codes.append(main(["archive", *flags], spark))
+    thread.join()
+    assert codes == [1]
+    lines = capsys.readouterr().err.splitlines()
+    killed = [line for line in lines if "the receiver's process was killed" in line]
+    assert len(killed) == 2, lines
+    assert killed[0].endswith("the query starts again")
+    assert "2 times within 10 minutes" in killed[1]
+    bodies = ds.dataset(table, partitioning="hive").to_table(columns=["body"])["body"].to_pylist()
+    assert sorted(map(int, bodies)) == list(range(2000))
