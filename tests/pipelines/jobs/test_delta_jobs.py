@@ -103,26 +103,27 @@ def test_the_other_jobs(
     monkeypatch.chdir(tmp_path)
     deltalake.write_deltalake("users", pa.table({"user": ["anna"], "country": ["IT"]}))
     publish(nsqd.http_address, "t", [json.dumps({"user": "anna"}).encode()] * 3)
-    common = ["--topic=t", f"--nsqd-tcp-address={nsqd.tcp_address}", "--once", QUICK]
-    common += ["--format=delta"]
+    common = [f"--nsqd-tcp-address={nsqd.tcp_address}", "--once", QUICK, "--format=delta"]
     sql = (
         "SELECT s.country, m.body FROM messages m JOIN static s "
         "ON s.user = get_json_object(CAST(m.body AS STRING), '$.user')"
     )
-    enrich = ["--table=users", f"--sql={sql}", "--checkpoint=e", "--output=enriched"]
+    enrich = ["--topic=t", "--table=users", f"--sql={sql}", "--checkpoint=e", "--output=enriched"]
     assert main(["enrich", *common, *enrich], spark) == 0
     rows = deltalake.DeltaTable("enriched").to_pyarrow_table()
     assert rows["country"].to_pylist() == ["IT"] * 3
 
-    flags = ["--channel=c", "--drop-rest", "--checkpoint=d", "--output=dead", "--attempts=1"]
-    assert main(["deadletter", *common, *flags], spark) == 0
-    assert not any(Path("dead").rglob("*.parquet"))
+    publish(nsqd.http_address, "dead", numbered(10))
+    flags = ["--topic=dead", "--channel=c", "--attempts=1", "--drop-rest"]
+    assert main(["deadletter", *common, *flags, "--checkpoint=d", "--output=dead"], spark) == 0
+    assert deltalake.DeltaTable("dead").metadata().partition_columns == ["date", "topic"]
 
-    flags = ["--window=1ms", "--watermark=1ms", "--checkpoint=c", "--output=counted"]
-    assert main(["counts", *common, *flags], spark) == 0
-    publish(nsqd.http_address, "t", [b"{}"])
-    assert main(["counts", *common, *flags], spark) == 0
+    flags = ["--topic=counted", "--window=1ms", "--watermark=1ms", "--checkpoint=c"]
+    for count in (3, 1):
+        publish(nsqd.http_address, "counted", numbered(count))
+        assert main(["counts", *common, *flags, "--output=counted"], spark) == 0
     counted = deltalake.DeltaTable("counted").to_pyarrow_table()
+    # The last window is not complete.
     assert sum(counted["messages"].to_pylist()) == 3
 
 
