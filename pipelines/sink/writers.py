@@ -198,7 +198,7 @@ class NsqStagedWriter(DataSourceStreamArrowWriter):
             os.makedirs(self._path, exist_ok=True)
         except OSError as error:
             raise StageError(f"stagePath can't be made: {error}") from error
-        return Stage(RealDisk(os.path.abspath(self._path), mode=0o640))
+        return Stage(RealDisk(os.path.abspath(self._path), mode=0o644))
 
     @contextmanager
     def _locked(self) -> Iterator[Stage]:
