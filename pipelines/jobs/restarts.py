@@ -1,4 +1,4 @@
-"""When a query that failed is started again: a full disk, a table's store away, a killed receiver.
+"""When a query that failed is started again: a full disk, a store away, a killed receiver.
 
 Nothing is lost meanwhile: messages wait at nsqd and in the log, and Spark repeats the microbatch.
 """
@@ -30,7 +30,10 @@ _POLL_S: Final = 1.0
 _ROOM_BYTES: Final = 8 << 20
 _ROOM_PART: Final = 20
 _NO_ROOM: Final = re.compile("No space left on device|Disk quota exceeded", re.IGNORECASE)
-_STORE: Final = re.compile(r"\bpipelines\.errors\.StoreError: ")
+# The second: Spark's limit of 10 s for a Python process to start, which a busy machine exceeds.
+_PASSING: Final = re.compile(
+    r"\bpipelines\.errors\.StoreError: |Python worker failed to connect back"
+)
 
 
 # Spark's own text for a killed receiver is "(no cause message)".
@@ -108,7 +111,7 @@ class Restarts:
             return
         text = str(failure)
         is_full = _NO_ROOM.search(text) is not None
-        if not (is_full or _STORE.search(text) or isinstance(failure, StoreError)):
+        if not (is_full or _PASSING.search(text) or isinstance(failure, StoreError)):
             raise failure
         if batches > self._batches:
             self._restarts = 0

@@ -56,6 +56,10 @@ def test_a_store_that_stays_away_ends_the_job(
         waits.wait(StoreError("away"), 5)
     waits.wait(StoreError("away"), 6)
     assert stopping.pauses[-1] == 1
+    waits.wait(
+        Exception("org.apache.spark.SparkException: Python worker failed to connect back."), 6
+    )
+    assert stopping.pauses[-1] == 2
 
 
 def test_a_full_disk_is_named_and_waited_for(
