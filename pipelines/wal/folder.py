@@ -272,7 +272,9 @@ class FolderSource:
         refs, _ = without_replaced(self._disk, refs)
         if known:
             refs = [*known[-1:], *(ref for ref in refs if ref.first >= known[-1].end)]
-        refs, _ = check_contiguous(self.path, refs, self.read_committed())
+        # Before the last known segment nothing is looked for, committed or not.
+        known_end = known[-1].end if known else 0
+        refs, _ = check_contiguous(self.path, refs, max(known_end, self.read_committed()))
         return refs
 
     def read_committed(self) -> int:

@@ -219,6 +219,20 @@ def test_a_batch_read_has_all_logs(tmp_path: Path) -> None:
         BatchOptions.read({"walPath": "/w/*", "endingOffsets": "4"})
 
 
+def test_a_view_that_is_ahead_of_the_commits_goes_on(tmp_path: Path) -> None:
+    """What is before the last known segment need not be committed."""
+    with Wal.open(tmp_path) as wal:
+        for body in (b"1", b"2", b"3"):
+            fill(wal, body)
+        view = LogView.open(tmp_path)
+        fill(wal, b"4")
+        assert view.refresh()
+        view.commit(1)
+        fill(wal, b"5")
+        assert view.refresh()
+        assert (view.end, len(view.segments(1, 5))) == (5, 4)
+
+
 class RacingDisk(RealDisk):
     """A folder that is listed amid appends: ``hidden`` names are left out of so many listings."""
 
