@@ -18,7 +18,11 @@ SPARK: Final = "spark"
 SPARK_FILES: Final = (
     "tests/pipelines/cluster/test_standalone.py",
     "tests/pipelines/drill/test_drill.py",
+    "tests/pipelines/drill/test_receivers.py",
+    "tests/pipelines/jobs/test_delta.py",
+    "tests/pipelines/jobs/test_delta_jobs.py",
     "tests/pipelines/jobs/test_jobs.py",
+    "tests/pipelines/jobs/test_restarts.py",
     "tests/pipelines/sink/test_spark.py",
     "tests/pipelines/source/test_killed_driver.py",
     "tests/pipelines/source/test_spark.py",

@@ -10,9 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any, Final
 
+from pipelines.errors import ReceiverKilledError
 from pipelines.jobs.arguments import local_folder, pairs
+from pipelines.jobs.restarts import Restarts, was_receiver_killed
 from pipelines.jobs.table import Table
 from pipelines.jobs.terminal import Progress, print_line
 from pipelines.session import spark_session
@@ -62,14 +65,19 @@ class Job:
         self._session = session
         self._owns_session = session is None
 
-    def spark(self) -> SparkSession:
-        """The session; the first call starts it. Raises SetupError, UsageError."""
+    def spark(self, settings: Mapping[str, str] | None = None) -> SparkSession:
+        """The session; the first call starts it, with these settings unless --conf has others.
+
+        Raises SetupError, UsageError.
+        """
         if self._session is None:
             conf = pairs("--conf", self.arguments.conf)
             # Spark takes over SIGINT when it starts.
             with stop_on_signals(self.stopping):
                 self._session = spark_session(
-                    f"nsq {self.name}", self.arguments.master, **(_QUIET | conf)
+                    f"nsq {self.name}",
+                    self.arguments.master,
+                    **(_QUIET | dict(settings or {}) | conf),
                 )
         for name, value in _SETTINGS.items():
             self._session.conf.set(name, value)
@@ -145,6 +153,8 @@ def run_query(
 ) -> None:
     """Start a query and watch it until it ends (--once), fails, or a signal comes.
 
+    After a failure that passes (`Restarts`) the query is started again.
+
     Args:
         job: its flags have the checkpoint and the trigger.
         writer: with a sink.
@@ -153,6 +163,7 @@ def run_query(
 
     Raises:
         StreamingQueryException: the query failed.
+        ReceiverKilledError: the process of its receiver was killed too often.
     """
     arguments = job.arguments
     writer = writer.option("checkpointLocation", str(job.checkpoint() / "spark"))
@@ -160,10 +171,35 @@ def run_query(
         writer = writer.trigger(availableNow=True)
     else:
         writer = writer.trigger(processingTime=f"{round(arguments.trigger * 1000)} milliseconds")
-    if job.stopping.is_set():
-        return
-    query = writer.start()
     progress = Progress(job.name)
+    restarts = Restarts(job.name, _folders_of(job), job.stopping)
+    try:
+        while not job.stopping.is_set():
+            failure = _run_once(job, writer, progress, table, on_poll)
+            if failure is None:
+                break
+            restarts.wait(failure, progress.batches)
+            # Started again, the query has the same id.
+            table = None
+    finally:
+        progress.finish()
+    if on_poll is not None:
+        on_poll()
+
+
+def _run_once(
+    job: Job,
+    writer: DataStreamWriter,
+    progress: Progress,
+    table: Table | None,
+    on_poll: Callable[[], None] | None,
+) -> Exception | None:
+    """Run the query until it ends or a signal comes; its failure."""
+    try:
+        query = writer.start()
+    except Exception as error:
+        # A full disk fails the start, too. `Restarts` raises what it does not know.
+        return error
     try:
         if table is not None:
             table.set_query_id(query.id)
@@ -176,10 +212,20 @@ def run_query(
             _wait_for_batch(query)
     finally:
         _stop_query(job, query, progress)
-    if (failure := query.exception()) is not None:
-        raise failure
-    if on_poll is not None:
-        on_poll()
+    return ReceiverKilledError() if was_receiver_killed(query) else query.exception()
+
+
+def _folders_of(job: Job) -> dict[str, str]:
+    """The folders that a query writes to, by their flags."""
+    arguments = job.arguments
+    folders = {"--checkpoint": str(job.checkpoint())}
+    if arguments.wal and "://" not in arguments.wal:
+        folders["--wal"] = arguments.wal
+    output = getattr(arguments, "output", None)
+    if output and "://" not in output:
+        folders["--output"] = str(Path(output).absolute())
+    folders["spark.local.dir"] = job.spark().conf.get("spark.local.dir", None) or gettempdir()
+    return folders
 
 
 def _reports(query: StreamingQuery) -> list[dict[str, Any]]:
@@ -207,4 +253,3 @@ def _stop_query(job: Job, query: StreamingQuery, progress: Progress) -> None:
         if not job.stopping.is_set():
             raise
         print_line(job.name, f"Java had stopped before the query: {type(error).__name__}")
-    progress.finish()
