@@ -7,6 +7,7 @@ __all__ = [
     "DataLossError",
     "FolderError",
     "JavaError",
+    "NsqdAwayError",
     "OptionsError",
     "PublishError",
     "ReceiverError",
@@ -14,6 +15,7 @@ __all__ = [
     "SetupError",
     "SinkError",
     "StageError",
+    "TopicLogError",
     "UsageError",
     "WalDamagedError",
     "WalError",
@@ -70,6 +72,17 @@ class WalRangeError(WalError):
 
 class DataLossError(WalError):
     """The log lacks messages that Spark's checkpoint refers to."""
+
+
+# mode=log
+
+
+class TopicLogError(Exception):
+    """A topic can't be read from nsqd's log, or a channel can't follow it. Not tried again."""
+
+
+class NsqdAwayError(Exception):
+    """An nsqd does not answer now."""
 
 
 # The receiver

@@ -12,12 +12,16 @@ from pipelines.sink.writers import NsqStagedWriter, NsqStreamWriter, NsqWriter
 from pipelines.source.batch import NsqBatchReader
 from pipelines.source.options import BatchOptions, StreamOptions, check_names
 from pipelines.source.stream import NsqStreamReader
+from pipelines.topiclog.batch import TopicLogBatchReader
+from pipelines.topiclog.options import TopicLogOptions, is_log_mode
+from pipelines.topiclog.options import check_names as check_log_names
+from pipelines.topiclog.stream import TopicLogStreamReader
 
 __all__ = ["NsqDataSource"]
 
 
 class NsqDataSource(DataSource):
-    """NSQ topics as a stream and as a sink, and a stream's log as a table."""
+    """NSQ topics as a stream and as a sink, and logs as tables: a stream's, or those of nsqds."""
 
     @classmethod
     def name(cls) -> str:
@@ -26,17 +30,24 @@ class NsqDataSource(DataSource):
 
     def schema(self) -> str:
         """The columns of a message. Raises OptionsError, so that load() reports unknown options."""
-        check_names(self.options)
+        if is_log_mode(self.options):
+            check_log_names(self.options)
+        else:
+            check_names(self.options)
         return SPARK_SCHEMA
 
-    def streamReader(self, schema: StructType) -> NsqStreamReader:
+    def streamReader(self, schema: StructType) -> NsqStreamReader | TopicLogStreamReader:
         """The reader of ``readStream``. Raises OptionsError; ValueError: another schema."""
         _check_columns(schema)
+        if is_log_mode(self.options):
+            return TopicLogStreamReader(TopicLogOptions.read_stream(self.options))
         return NsqStreamReader(StreamOptions.read(self.options))
 
-    def reader(self, schema: StructType) -> NsqBatchReader:
+    def reader(self, schema: StructType) -> NsqBatchReader | TopicLogBatchReader:
         """The reader of ``read``. Raises OptionsError; ValueError: another schema."""
         _check_columns(schema)
+        if is_log_mode(self.options):
+            return TopicLogBatchReader(TopicLogOptions.read_batch(self.options))
         return NsqBatchReader(BatchOptions.read(self.options))
 
     def streamWriter(

@@ -12,6 +12,7 @@ from pipelines.options import (
     Option,
     boolean,
     byte_size,
+    choice,
     duration_s,
     folder,
     integer,
@@ -26,7 +27,15 @@ from pipelines.receiver import ReceiverConfig
 from pipelines.wal import WalLimits
 from trionsq.client import Config, ConfigError
 
-__all__ = ["BATCH", "STREAM", "BatchOptions", "StreamOptions", "check_names"]
+__all__ = [
+    "BATCH",
+    "STREAM",
+    "BatchOptions",
+    "StreamOptions",
+    "check_names",
+    "client_config",
+    "is_pattern",
+]
 
 _MIN_LOG_BYTES: Final = 16 << 20
 # Characters of a regular expression that a topic's name can't have
@@ -56,7 +65,10 @@ _LOG_OPTIONS: Final = (
     Option("minPartitions", integer(1, 10_000), "minimum number of tasks of a microbatch", 1),
 )
 
+_MODE: Final = Option("mode", choice("receiver"), "receiver, or log: read from nsqd", "receiver")
+
 STREAM: Final = (
+    _MODE,
     Option("topic", text, "one, several (a,b), or a regular expression (a.*)", required=True),
     Option("channel", text, "channel to consume", required=True),
     Option("nsqd.tcp.addresses", nsqd_addresses, "host:port,...", ()),
@@ -101,6 +113,7 @@ STREAM: Final = (
 )
 
 BATCH: Final = (
+    _MODE,
     *_LOG_OPTIONS,
     Option("endingOffsets", _offset, "where it ends: committed, latest, or a position", "latest"),
 )
@@ -228,17 +241,17 @@ def _with_option_names(error: ValueError) -> str:
 def _receiver_config(values: Mapping[str, Any]) -> ReceiverConfig:
     """Raises ValueError."""
     topic = values["topic"]
-    is_pattern = _PATTERN.search(topic) is not None
+    has_pattern = is_pattern(topic)
     return ReceiverConfig(
         channel=values["channel"],
-        topics=() if is_pattern else texts(topic),
-        topic_pattern=topic if is_pattern else "",
+        topics=() if has_pattern else texts(topic),
+        topic_pattern=topic if has_pattern else "",
         nsqd_tcp_addresses=values["nsqd.tcp.addresses"],
         lookupd_http_addresses=values["lookupd.http.addresses"],
         max_in_flight=values["maxInFlight"],
         connections_per_nsqd=values["connectionsPerNsqd"],
         msg_timeout_ms=values["msgTimeoutMs"],
-        client=_client_config(values["client.*"]),
+        client=client_config(values["client.*"]),
         segment_ms=values["wal.segmentMs"],
         segment_messages=values["wal.segmentMessages"],
         segment_bytes=values["wal.segmentBytes"],
@@ -248,7 +261,13 @@ def _receiver_config(values: Mapping[str, Any]) -> ReceiverConfig:
     )
 
 
-def _client_config(options: Mapping[str, str]) -> Config:
+def is_pattern(topic: str) -> bool:
+    """Whether the option ``topic`` is a regular expression, not names."""
+    return _PATTERN.search(topic) is not None
+
+
+def client_config(options: Mapping[str, str]) -> Config:
+    """The options ``client.*``. Raises ValueError."""
     for name in options:
         if name.replace("-", "_") in _SET_BY_RECEIVER:
             raise ValueError(f"client.{name} is set by the source")
