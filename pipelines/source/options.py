@@ -54,6 +54,7 @@ def _offset(text: str) -> str | int:
 
 
 _LOG_OPTIONS: Final = (
+    Option("mode", choice("receiver"), "receiver, or log: read from nsqd", "receiver"),
     Option("walPath", folder, "folder of the log, one for each query", required=True),
     Option(
         "startingOffsets",
@@ -65,10 +66,7 @@ _LOG_OPTIONS: Final = (
     Option("minPartitions", integer(1, 10_000), "minimum number of tasks of a microbatch", 1),
 )
 
-_MODE: Final = Option("mode", choice("receiver"), "receiver, or log: read from nsqd", "receiver")
-
 STREAM: Final = (
-    _MODE,
     Option("topic", text, "one, several (a,b), or a regular expression (a.*)", required=True),
     Option("channel", text, "channel to consume", required=True),
     Option("nsqd.tcp.addresses", nsqd_addresses, "host:port,...", ()),
@@ -113,7 +111,6 @@ STREAM: Final = (
 )
 
 BATCH: Final = (
-    _MODE,
     *_LOG_OPTIONS,
     Option("endingOffsets", _offset, "where it ends: committed, latest, or a position", "latest"),
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,9 @@ on_log = pytest.mark.nsqd(**LOG)
 def test_microbatches_have_each_message_once_and_are_the_same_again(nsqd: OpenBroker) -> None:
     """Limits are kept, partitions too; a repeated microbatch has the same messages."""
     published(nsqd.http_address, numbered(5000))
-    reader = stream_of(nsqd.http_address, maxMessagesPerTrigger="2000", maxRecordsPerPartition="700")
+    reader = stream_of(
+        nsqd.http_address, maxMessagesPerTrigger="2000", maxRecordsPerPartition="700"
+    )
     start = reader.initialOffset()
     assert start["positions"] == {"t": {nsqd.http_address: 0}}
     found: list[bytes] = []
@@ -129,7 +133,8 @@ def test_history_is_read_by_position_and_by_time(nsqd: OpenBroker) -> None:
     assert read(startingTimestamp=since, endingTimestamp=until) == numbered(200, first=300)
     where = '{"t": {"%s": %d}}'
     assert read(
-        startingOffsets=where % (nsqd.http_address, 10), endingOffsets=where % (nsqd.http_address, 12)
+        startingOffsets=where % (nsqd.http_address, 10),
+        endingOffsets=where % (nsqd.http_address, 12),
     ) == numbered(2, first=10)
     assert read(startingOffsets="latest") == []
     with pytest.raises(DataLossError, match="no message 601"):
@@ -206,7 +211,10 @@ def test_retention_that_passed_a_position_is_a_loss(nsqd: OpenBroker) -> None:
     post(nsqd.http_address, "/topic/create", topic="t")
     # Without a channel nothing would go.
     post(nsqd.http_address, "/channel/create", topic="t", channel="other")
-    fails, goes_on = stream_of(nsqd.http_address), stream_of(nsqd.http_address, failOnDataLoss="false")
+    fails, goes_on = (
+        stream_of(nsqd.http_address),
+        stream_of(nsqd.http_address, failOnDataLoss="false"),
+    )
     start = fails.initialOffset()
     for first in range(0, 500, 20):
         publish(nsqd.http_address, "t", [b"%0400d" % number for number in range(first, first + 20)])
@@ -227,9 +235,6 @@ def test_retention_that_passed_a_position_is_a_loss(nsqd: OpenBroker) -> None:
 
 
 def first_of(nsqd: OpenBroker) -> int:
-    import json
-    import urllib.request
-
     url = f"http://{nsqd.http_address}/topic/settings?topic=t"
     with urllib.request.urlopen(url, timeout=60) as answer:
         return int(json.load(answer)["first"]["sequence"])
@@ -239,7 +244,10 @@ def first_of(nsqd: OpenBroker) -> int:
 def test_a_topic_that_was_made_again_is_a_loss(nsqd: OpenBroker) -> None:
     """Sequences of another log are never taken for those of the checkpoint."""
     published(nsqd.http_address, numbered(50))
-    fails, goes_on = stream_of(nsqd.http_address), stream_of(nsqd.http_address, failOnDataLoss="false")
+    fails, goes_on = (
+        stream_of(nsqd.http_address),
+        stream_of(nsqd.http_address, failOnDataLoss="false"),
+    )
     offset, _ = microbatch(fails, fails.initialOffset())
     post(nsqd.http_address, "/topic/delete", topic="t")
     published(nsqd.http_address, numbered(80, first=1000))
@@ -270,7 +278,7 @@ def test_bytes_limit_a_microbatch_and_metrics_say_what_is_left(nsqd: OpenBroker)
     reader = stream_of(nsqd.http_address, maxBytesPerTrigger="100k")
     start = reader.initialOffset()
     assert reader.reportLatestOffset() is None
-    end, bodies = microbatch(reader, start)
+    _, bodies = microbatch(reader, start)
     assert 80 <= len(bodies) <= 102
     report: Any = reader.reportLatestOffset()
     assert report["positions"] == {"t": {nsqd.http_address: 1000}}

@@ -89,9 +89,10 @@ def test_a_topic_without_log_fails_the_query(
         pytest.raises(PySparkException, match="mode=receiver"),
     ):
         query.awaitTermination(LIMIT_S)
-    with pytest.raises(PySparkException, match=r"is startingTimestamp meant"):
-        wrong = options(nsqd.http_address, startingTimestam="5")
-        spark.read.format("nsq").options(**wrong).load()
+    wrong = options(nsqd.http_address, startingTimestam="5")
+    source = spark.read.format("nsq").options(**wrong)
+    with pytest.raises(PySparkException, match="is startingTimestamp meant"):
+        source.load()
 
 
 @more_in_soak
