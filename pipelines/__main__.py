@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from pipelines.errors import FolderError, SetupError, UsageError
-from pipelines.jobs import archive, compact, counts, deadletter, enrich, mirror, replay
+from pipelines.jobs import archive, compact, counts, deadletter, enrich, mirror, receive, replay
 from pipelines.jobs.job import Job, stop_on_signals
 from pipelines.jobs.terminal import one_line, print_line
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["JOBS", "main", "make_parser"]
 
 JOBS: Final = {
-    job.NAME: job for job in (archive, compact, counts, deadletter, replay, enrich, mirror)
+    job.NAME: job for job in (archive, compact, counts, deadletter, receive, replay, enrich, mirror)
 }
 
 # They log exceptions that pyspark raises as well.
@@ -47,7 +47,7 @@ def make_parser() -> argparse.ArgumentParser:
             name,
             help=job.HELP,
             description=(job.__doc__ or "").partition(": ")[2],
-            epilog=f"example:\n\n{job.EXAMPLE}\n{_NOTES}",
+            epilog=f"example:\n\n{job.EXAMPLE}\n{getattr(job, 'NOTES', _NOTES)}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )

@@ -19,8 +19,10 @@ __all__ = [
     "UsageError",
     "WalDamagedError",
     "WalError",
+    "WalFencedError",
     "WalFullError",
     "WalLockedError",
+    "WalMissingError",
     "WalRangeError",
 ]
 
@@ -56,6 +58,14 @@ class WalError(Exception):
 
 class WalLockedError(WalError):
     """Another process holds the log's lock."""
+
+
+class WalMissingError(WalError):
+    """There is no log at this place."""
+
+
+class WalFencedError(WalError):
+    """Another process has taken the log over: this one writes no more to it."""
 
 
 class WalDamagedError(WalError):

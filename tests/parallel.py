@@ -19,6 +19,7 @@ SPARK_FILES: Final = (
     "tests/pipelines/cluster/test_standalone.py",
     "tests/pipelines/drill/test_drill.py",
     "tests/pipelines/jobs/test_jobs.py",
+    "tests/pipelines/jobs/test_restarts.py",
     "tests/pipelines/sink/test_spark.py",
     "tests/pipelines/source/test_killed_driver.py",
     "tests/pipelines/source/test_spark.py",

@@ -4,6 +4,7 @@
 - `compact`: small files of such a table joined to larger ones
 - `counts`: rates and sizes in time windows, by topic
 - `deadletter`: messages with too many attempts, to a table and a topic
+- `receive`: topics into logs that queries elsewhere read
 - `replay`: an archive back into a topic, at a rate
 - `enrich`: messages joined with a static table, by SQL
 - `mirror`: topics of one cluster into another

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from pipelines.errors import ReceiverError
 from pipelines.jobs.arguments import local_folder, pairs
+from pipelines.jobs.restarts import KILLED, RestartBound, was_receiver_killed
 from pipelines.jobs.table import Table
 from pipelines.jobs.terminal import Progress, print_line
 from pipelines.session import spark_session
@@ -62,14 +64,19 @@ class Job:
         self._session = session
         self._owns_session = session is None
 
-    def spark(self) -> SparkSession:
-        """The session; the first call starts it. Raises SetupError, UsageError."""
+    def spark(self, settings: Mapping[str, str] | None = None) -> SparkSession:
+        """The session; the first call starts it, with these settings unless --conf has others.
+
+        Raises SetupError, UsageError.
+        """
         if self._session is None:
             conf = pairs("--conf", self.arguments.conf)
             # Spark takes over SIGINT when it starts.
             with stop_on_signals(self.stopping):
                 self._session = spark_session(
-                    f"nsq {self.name}", self.arguments.master, **(_QUIET | conf)
+                    f"nsq {self.name}",
+                    self.arguments.master,
+                    **(_QUIET | dict(settings or {}) | conf),
                 )
         for name, value in _SETTINGS.items():
             self._session.conf.set(name, value)
@@ -151,8 +158,11 @@ def run_query(
         table: the table that the query writes to.
         on_poll: called while the query runs, four times a second, and once after its end.
 
+    A query whose receiver was killed is started again, up to five times in ten minutes.
+
     Raises:
         StreamingQueryException: the query failed.
+        ReceiverError: the receiver was killed too often.
     """
     arguments = job.arguments
     writer = writer.option("checkpointLocation", str(job.checkpoint() / "spark"))
@@ -162,8 +172,37 @@ def run_query(
         writer = writer.trigger(processingTime=f"{round(arguments.trigger * 1000)} milliseconds")
     if job.stopping.is_set():
         return
-    query = writer.start()
     progress = Progress(job.name)
+    bound = RestartBound()
+    try:
+        while True:
+            query = writer.start()
+            _watch_query(job, query, progress, table, on_poll)
+            if (failure := query.exception()) is None:
+                break
+            if not was_receiver_killed(query):
+                raise failure
+            if not bound.allows_one():
+                raise ReceiverError(
+                    f"{KILLED}, {bound.most + 1} times within {bound.period_s / 60:.0f} minutes"
+                )
+            if job.stopping.is_set():
+                break
+            print_line(job.name, f"{KILLED}; starting the query again")
+    finally:
+        progress.finish()
+    if on_poll is not None:
+        on_poll()
+
+
+def _watch_query(
+    job: Job,
+    query: StreamingQuery,
+    progress: Progress,
+    table: Table | None,
+    on_poll: Callable[[], None] | None,
+) -> None:
+    """Return when the query has ended or failed; a signal stops it."""
     try:
         if table is not None:
             table.set_query_id(query.id)
@@ -176,10 +215,6 @@ def run_query(
             _wait_for_batch(query)
     finally:
         _stop_query(job, query, progress)
-    if (failure := query.exception()) is not None:
-        raise failure
-    if on_poll is not None:
-        on_poll()
 
 
 def _reports(query: StreamingQuery) -> list[dict[str, Any]]:
@@ -207,4 +242,3 @@ def _stop_query(job: Job, query: StreamingQuery, progress: Progress) -> None:
         if not job.stopping.is_set():
             raise
         print_line(job.name, f"Java had stopped before the query: {type(error).__name__}")
-    progress.finish()

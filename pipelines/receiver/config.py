@@ -4,16 +4,54 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Final
 
 from pipelines.wal.duplicates import MAX_IDS
 from trionsq.client import Config
 from trionsq.wire.names import is_valid_name
 
-__all__ = ["ReceiverConfig"]
+__all__ = ["ReceiverConfig", "Share"]
 
 _MSG_TIMEOUT_MS: Final = 15_000
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The nsqds of one of several receivers: each nsqd belongs to exactly one of them.
+
+    nsqd delivers a message again on the same channel. So with shares it comes to the same receiver,
+    whose log recognizes it; without them, another receiver may store it a second time.
+
+    Attributes:
+        number: of the receiver, from 0; of: number of receivers. By default it has all nsqds.
+    """
+
+    number: int = 0
+    of: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.number < self.of:
+            raise ValueError(f"{self.number}/{self.of}: the number must be from 0 to {self.of - 1}")
+
+    @classmethod
+    def parse(cls, text: str) -> Share:
+        """The share that ``1/4`` names. Raises ValueError."""
+        number, slash, of = text.partition("/")
+        if not (slash and number.isdecimal() and of.isdecimal() and int(of)):
+            raise ValueError(f"{text!r} is not a number and a count such as 0/4")
+        return cls(int(number), int(of))
+
+    def has(self, address: str) -> bool:
+        """Whether a discovered nsqd belongs to the receiver: by a hash, whoever else there is."""
+        digest = blake2b(address.encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big") % self.of == self.number
+
+    def of_list(self, addresses: Sequence[str]) -> tuple[str, ...]:
+        """Those of a list of nsqds that belong to the receiver, in turns."""
+        return tuple(addresses[self.number :: self.of])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +82,7 @@ class ReceiverConfig:
         connect_timeout_s: without any connection by then, the receiver fails.
         stop_timeout_s: limit of `Receiver.stop`: storing pending messages, requeuing the rest.
         probe_s: interval at which a full disk is tried again, and delay of requeued messages.
+        nsqd_share: the nsqds to receive from.
         max_topics: more topics that match the pattern are an error.
     """
 
@@ -64,6 +103,7 @@ class ReceiverConfig:
     connect_timeout_s: float = 30.0
     stop_timeout_s: float = 15.0
     probe_s: float = 1.0
+    nsqd_share: Share = Share()
     max_topics: int = 1000
 
     def __post_init__(self) -> None:

@@ -82,6 +82,11 @@ class Receiver:
         }
         return self._statistics.as_dict() | log_statistics
 
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the thread has failed; None while it has not."""
+        return self._failure
+
     def check(self) -> None:
         """Raise ReceiverError if the thread has failed, with the cause attached."""
         if self._failure is not None:
@@ -159,13 +164,18 @@ class Receiver:
             consumers.start_soon(self._consume, topic, writer, name=name)
 
     async def _consume(self, topic: str, writer: SegmentWriter) -> None:
+        nsqds = self.config.nsqd_share.of_list(self.config.nsqd_tcp_addresses)
+        if not nsqds and not self.config.lookupd_http_addresses:
+            # There are more receivers than nsqds.
+            await trio.sleep_forever()
         while True:
             consumer = Consumer(
                 topic,
                 self.config.channel,
-                nsqd_tcp_addresses=self.config.nsqd_tcp_addresses,
+                nsqd_tcp_addresses=nsqds,
                 lookupd_http_addresses=self.config.lookupd_http_addresses,
                 config=self.config.client_config(),
+                address_filter=self.config.nsqd_share.has,
                 drain_timeout_s=self.config.stop_timeout_s * _REQUEUE_PART,
             )
             # Added before it connects, so that it starts with its share.

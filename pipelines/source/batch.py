@@ -5,29 +5,24 @@ The batch read may run while a query writes the log.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from pipelines.errors import DataLossError, WalError, WalRangeError
+from pipelines.errors import WalRangeError
 from pipelines.source.offsets import initial_position
-from pipelines.source.options import BatchOptions
-from pipelines.wal import SegmentRef, read_segment
-from pipelines.wal.meta import open_disk, read_committed, read_meta
-from pipelines.wal.segments import positions_of
+from pipelines.source.options import BatchOptions, logs_root
+from pipelines.wal import LogView, SegmentRef, find_logs, read_segment
 
 __all__ = [
     "LogPartition",
-    "LogSnapshot",
     "NsqBatchReader",
     "SegmentSlice",
     "partitions_of",
     "read_partition",
-    "snapshot",
+    "slices_of",
 ]
 
 # Starting a task costs about as much as reading this many small messages.
@@ -52,28 +47,40 @@ class LogPartition(InputPartition):
         self.may_lack = may_lack
 
 
+def slices_of(refs: Sequence[SegmentRef], start: int, end: int) -> list[SegmentSlice]:
+    """The parts of the segments with the positions from ``start`` to before ``end``, in order."""
+    return [
+        SegmentSlice(ref, max(start, ref.first), min(end, ref.end))
+        for ref in refs
+        if ref.first < end and ref.end > start
+    ]
+
+
 def partitions_of(
-    refs: Sequence[SegmentRef], start: int, end: int, minimum: int, *, may_lack: bool = False
+    slices: Sequence[SegmentSlice], minimum: int, *, may_lack: bool = False
 ) -> list[LogPartition]:
-    """Split the positions from ``start`` to before ``end`` into even partitions, in order.
+    """Split the slices, of one log or of several, into even partitions, in order.
 
     Args:
-        refs: the segments with these positions, without gaps.
-        start, end: positions.
+        slices: what is to be read.
         minimum: of partitions; there are fewer if there are fewer messages.
         may_lack: see `LogPartition`.
     """
-    count = end - start
+    count = sum(part.end - part.start for part in slices)
     number = min(count, max(minimum, -(-count // MESSAGES_PER_TASK)))
-    partitions = []
-    for index in range(number):
-        low, high = start + count * index // number, start + count * (index + 1) // number
-        slices = [
-            SegmentSlice(ref, max(low, ref.first), min(high, ref.end))
-            for ref in refs
-            if ref.first < high and ref.end > low
-        ]
-        partitions.append(LogPartition(slices, may_lack=may_lack))
+    limits = [count * index // number for index in range(1, number + 1)]
+    partitions: list[LogPartition] = []
+    current: list[SegmentSlice] = []
+    done = 0
+    for ref, start, end in slices:
+        while start < end:
+            part = SegmentSlice(ref, start, min(end, start + limits[len(partitions)] - done))
+            current.append(part)
+            done += part.end - start
+            start = part.end
+            if done == limits[len(partitions)]:
+                partitions.append(LogPartition(current, may_lack=may_lack))
+                current = []
     return partitions
 
 
@@ -107,35 +114,8 @@ def _split(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 # The batch read
 
 
-class LogSnapshot(NamedTuple):
-    """A log at one moment: its segments in order, and the committed position."""
-
-    refs: list[SegmentRef]
-    committed: int
-
-
-def snapshot(path: str) -> LogSnapshot:
-    """List the segments of a log without locking it.
-
-    Raises:
-        WalDamagedError, WalError: there is no log, or it is damaged or of a newer version.
-    """
-    disk = open_disk(path)
-    try:
-        read_meta(disk)
-        committed = read_committed(disk) or 0
-        ranges = sorted(filter(None, map(positions_of, disk.names())))
-    except OSError as error:
-        raise WalError(f"{disk.path} has no log that can be read: {error}") from error
-    refs = [
-        SegmentRef(os.path.join(disk.path, f"{first:020}-{end:020}.arrow"), first, end)
-        for first, end in ranges
-    ]
-    return LogSnapshot(refs, committed)
-
-
 class NsqBatchReader(DataSourceReader):
-    """Reads a range of a log, as the log is when the query is planned."""
+    """Reads a range of a log, or of all logs below a folder, as they are at planning."""
 
     def __init__(self, options: BatchOptions) -> None:
         self._options = options
@@ -143,16 +123,18 @@ class NsqBatchReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """A partition for each task. Raises DataLossError, WalError."""
         options = self._options
-        refs, committed = snapshot(options.wal_path)
-        if not refs:
-            return []
-        first, last = refs[0].first, refs[-1].end
-        if any(ref.end != following.first for ref, following in pairwise(refs)):
-            raise DataLossError(f"{options.wal_path}: segments between {first} and {last} are gone")
-        start = initial_position(options.starting_offsets, first, committed, last)
-        end = initial_position(options.ending_offsets, first, committed, last)
+        root = logs_root(options.wal_path)
+        paths = [options.wal_path] if root is None else find_logs(root).values()
+        slices = [part for path in paths for part in self._slices_of(LogView.open(path))]
         may_lack = not options.fail_on_data_loss
-        return [*partitions_of(refs, start, end, options.min_partitions, may_lack=may_lack)]
+        return [*partitions_of(slices, options.min_partitions, may_lack=may_lack)]
+
+    def _slices_of(self, view: LogView) -> list[SegmentSlice]:
+        """The selected range of a log. Raises DataLossError, WalError."""
+        limits = view.first, view.committed, view.end
+        start = initial_position(self._options.starting_offsets, *limits)
+        end = initial_position(self._options.ending_offsets, *limits)
+        return slices_of(view.segments(start, end) if start < end else [], start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Called by a task, on an executor. Raises WalError."""

@@ -10,7 +10,14 @@ from pipelines.sink.commands import check_schema
 from pipelines.sink.options import SinkOptions
 from pipelines.sink.writers import NsqStagedWriter, NsqStreamWriter, NsqWriter
 from pipelines.source.batch import NsqBatchReader
-from pipelines.source.options import BatchOptions, StreamOptions, check_names
+from pipelines.source.options import (
+    BatchOptions,
+    LogsOptions,
+    StreamOptions,
+    check_names,
+    logs_root,
+)
+from pipelines.source.shared import NsqLogsReader
 from pipelines.source.stream import NsqStreamReader
 from pipelines.topiclog.batch import TopicLogBatchReader
 from pipelines.topiclog.options import TopicLogOptions, is_log_mode
@@ -36,11 +43,15 @@ class NsqDataSource(DataSource):
             check_names(self.options)
         return SPARK_SCHEMA
 
-    def streamReader(self, schema: StructType) -> NsqStreamReader | TopicLogStreamReader:
+    def streamReader(
+        self, schema: StructType
+    ) -> NsqStreamReader | NsqLogsReader | TopicLogStreamReader:
         """The reader of ``readStream``. Raises OptionsError; ValueError: another schema."""
         _check_columns(schema)
         if is_log_mode(self.options):
             return TopicLogStreamReader(TopicLogOptions.read_stream(self.options))
+        if logs_root(dict(self.options).get("walpath", "")) is not None:
+            return NsqLogsReader(LogsOptions.read(self.options))
         return NsqStreamReader(StreamOptions.read(self.options))
 
     def reader(self, schema: StructType) -> NsqBatchReader | TopicLogBatchReader:

@@ -6,20 +6,29 @@ An offset is ``{"lsn": 4711, "wal": "the log's id"}``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
+
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+)
 
 from pipelines.errors import DataLossError
-from pipelines.wal import Wal
+from pipelines.wal import SegmentRef
 
 __all__ = [
     "AvailableNow",
     "BatchLimits",
     "Offset",
+    "SourceLog",
     "initial_position",
     "offset_of",
     "position_of",
+    "report_loss",
 ]
 
 log = logging.getLogger("pipelines.source")
@@ -27,13 +36,29 @@ log = logging.getLogger("pipelines.source")
 Offset: TypeAlias = dict[str, Any]
 
 
-def offset_of(wal: Wal, lsn: int) -> Offset:
+class SourceLog(Protocol):
+    """What a query needs of a log, whoever writes it."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def first(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def committed(self) -> int: ...
+    def segments(self, start: int, end: int) -> Sequence[SegmentRef]: ...
+
+
+def offset_of(wal: SourceLog, lsn: int) -> Offset:
     """The offset that Spark keeps in its checkpoint."""
     return {"lsn": lsn, "wal": wal.id}
 
 
 def position_of(
-    offset: Mapping[str, Any], wal: Wal, *, fail_on_data_loss: bool, is_end: bool = False
+    offset: Mapping[str, Any], wal: SourceLog, *, fail_on_data_loss: bool, is_end: bool = False
 ) -> int:
     """The position in this log that an offset of the checkpoint refers to.
 
@@ -43,9 +68,14 @@ def position_of(
     Raises:
         DataLossError: the offset is of another log, or outside of this one.
     """
+    if "logs" in offset:
+        raise DataLossError(
+            f"the checkpoint belongs to {len(offset['logs'])} logs, but walPath is {wal.path} "
+            "alone: end walPath with /*, as before"
+        )
     lsn, wal_id = int(offset["lsn"]), offset["wal"]
     if wal_id != wal.id:
-        _report_loss(
+        report_loss(
             f"the checkpoint belongs to the log {wal_id}, but {wal.path} is {wal.id}: use the "
             "walPath and the checkpointLocation that belong together, or a new checkpoint",
             fail_on_data_loss,
@@ -58,14 +88,15 @@ def position_of(
             "to an older state; use a new checkpoint"
         )
     if lsn < wal.first and not is_end:
-        _report_loss(
+        report_loss(
             f"{wal.path} begins at {wal.first}: the messages from {lsn} on are gone",
             fail_on_data_loss,
         )
     return max(lsn, wal.first)
 
 
-def _report_loss(reason: str, fail_on_data_loss: bool) -> None:
+def report_loss(reason: str, fail_on_data_loss: bool) -> None:
+    """Raise DataLossError; or only log the reason, if the user allows that."""
     if fail_on_data_loss:
         raise DataLossError(f"{reason} (or set failOnDataLoss to false to continue with the rest)")
     log.warning("%s; continuing, because failOnDataLoss is false", reason)
@@ -100,6 +131,14 @@ class BatchLimits:
     min_messages: int | None
     max_delay_s: float
     _waiting_since_s: float | None = None
+
+    def read_limit(self) -> ReadLimit:
+        """The limit for Spark's API, which has room for one."""
+        if self.max_messages is not None:
+            return ReadMaxRows(self.max_messages)
+        if self.min_messages is not None:
+            return ReadMinRows(self.min_messages)
+        return ReadAllAvailable()
 
     def batch_end(self, start: int, available: int, now_s: float, *, may_wait: bool) -> int:
         """The end of the microbatch from ``start``; ``start`` itself if none is due."""

@@ -29,12 +29,15 @@ from trionsq.client import Config, ConfigError
 
 __all__ = [
     "BATCH",
+    "LOGS",
     "STREAM",
     "BatchOptions",
+    "LogsOptions",
     "StreamOptions",
     "check_names",
     "client_config",
     "is_pattern",
+    "logs_root",
 ]
 
 _MIN_LOG_BYTES: Final = 16 << 20
@@ -110,6 +113,14 @@ STREAM: Final = (
     Option("client.*", str, "an option of the client library: client.tls_v1, client.auth_secret"),
 )
 
+_OF_LOGS: Final = (
+    "maxMessagesPerTrigger",
+    "minMessagesPerTrigger",
+    "maxTriggerDelay",
+    "wal.lockTimeout",
+)
+LOGS: Final = (*_LOG_OPTIONS, *(option for option in STREAM if option.name in _OF_LOGS))
+
 BATCH: Final = (
     *_LOG_OPTIONS,
     Option("endingOffsets", _offset, "where it ends: committed, latest, or a position", "latest"),
@@ -156,10 +167,9 @@ class StreamOptions:
     def read(cls, options: Mapping[str, str]) -> StreamOptions:
         """Raises OptionsError."""
         values = read_options(STREAM, options, "the nsq stream")
-        least, most = values["minMessagesPerTrigger"], values["maxMessagesPerTrigger"]
         try:
-            if least is not None and most is not None and least > most:
-                raise ValueError("minMessagesPerTrigger is above maxMessagesPerTrigger")
+            for problem in _limit_problems(values):
+                raise ValueError(problem)
             _check_room(values)
             receiver = _receiver_config(values)
             limits = WalLimits(values["wal.maxBytes"], values["wal.retention"])
@@ -174,8 +184,8 @@ class StreamOptions:
             starting_offsets=values["startingOffsets"],
             fail_on_data_loss=values["failOnDataLoss"],
             min_partitions=values["minPartitions"],
-            max_messages=most,
-            min_messages=least,
+            max_messages=values["maxMessagesPerTrigger"],
+            min_messages=values["minMessagesPerTrigger"],
             max_trigger_delay_s=values["maxTriggerDelay"],
             available_now_idle_s=values["availableNowIdle"],
             lock_timeout_s=values["wal.lockTimeout"],
@@ -200,6 +210,10 @@ class BatchOptions:
             key.lower(): value for key, value in options.items()
         }
         values = read_options(BATCH, texts, "the batch read of an nsq log")
+        offsets = values["startingOffsets"], values["endingOffsets"]
+        if logs_root(values["walPath"]) is not None and any(isinstance(o, int) for o in offsets):
+            problem = "a position is of one log; earliest, committed or latest is of several"
+            raise OptionsError(options_error_text([problem], BATCH, "the batch read of nsq logs"))
         return cls(
             wal_path=values["walPath"],
             starting_offsets=values["startingOffsets"],
@@ -207,6 +221,70 @@ class BatchOptions:
             fail_on_data_loss=values["failOnDataLoss"],
             min_partitions=values["minPartitions"],
         )
+
+
+@dataclass(frozen=True, slots=True)
+class LogsOptions:
+    """The values of the options of `LOGS`: a stream of logs that receivers elsewhere write.
+
+    Attributes:
+        root: the folder of the logs.
+        starting_offsets: earliest, committed or latest.
+    """
+
+    root: str
+    starting_offsets: str
+    fail_on_data_loss: bool
+    min_partitions: int
+    max_messages: int | None
+    min_messages: int | None
+    max_trigger_delay_s: float
+    lock_timeout_s: float
+
+    @classmethod
+    def read(cls, options: Mapping[str, str]) -> LogsOptions:
+        """Raises OptionsError."""
+        owner = "the nsq stream of several logs"
+        ours = {option.name.lower() for option in LOGS}
+        known = {option.name.lower() for option in STREAM}
+        of_receivers = [
+            f"{key} is set where the receivers run (`python -m pipelines receive --help`)"
+            for key in options
+            if key.lower() in known - ours or key.lower().startswith("client.")
+        ]
+        if of_receivers:
+            raise OptionsError(options_error_text(of_receivers, LOGS, owner))
+        values = read_options(LOGS, options, owner)
+        problems = _limit_problems(values)
+        if isinstance(values["startingOffsets"], int):
+            problems.append(
+                "startingOffsets: a position is of one log; earliest, committed or latest"
+            )
+        if problems:
+            raise OptionsError(options_error_text(problems, LOGS, owner))
+        return cls(
+            root=logs_root(values["walPath"]) or "",
+            starting_offsets=values["startingOffsets"],
+            fail_on_data_loss=values["failOnDataLoss"],
+            min_partitions=values["minPartitions"],
+            max_messages=values["maxMessagesPerTrigger"],
+            min_messages=values["minMessagesPerTrigger"],
+            max_trigger_delay_s=values["maxTriggerDelay"],
+            lock_timeout_s=values["wal.lockTimeout"],
+        )
+
+
+def logs_root(wal_path: str) -> str | None:
+    """The folder of several logs that ``.../*`` names; None for the folder of one log."""
+    path = wal_path.strip()
+    return (path[:-2] or "/") if path.endswith("/*") else None
+
+
+def _limit_problems(values: Mapping[str, Any]) -> list[str]:
+    least, most = values["minMessagesPerTrigger"], values["maxMessagesPerTrigger"]
+    if least is not None and most is not None and least > most:
+        return ["minMessagesPerTrigger is above maxMessagesPerTrigger"]
+    return []
 
 
 def _check_room(values: Mapping[str, Any]) -> None:

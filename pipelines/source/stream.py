@@ -26,14 +26,12 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
-    ReadMaxRows,
-    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 
 from pipelines.errors import ReceiverError, WalLockedError
 from pipelines.receiver import Receiver
-from pipelines.source.batch import LogPartition, partitions_of, read_partition
+from pipelines.source.batch import LogPartition, partitions_of, read_partition, slices_of
 from pipelines.source.offsets import (
     AvailableNow,
     BatchLimits,
@@ -83,11 +81,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """The options' limit. Spark's API has room for one; `latestOffset` applies both."""
-        if self._options.max_messages is not None:
-            return ReadMaxRows(self._options.max_messages)
-        if self._options.min_messages is not None:
-            return ReadMinRows(self._options.min_messages)
-        return ReadAllAvailable()
+        return self._limits.read_limit()
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read only the messages available now, then end the query. Raises WalError."""
@@ -148,9 +142,8 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         fails = self._options.fail_on_data_loss
         low = position_of(start, wal, fail_on_data_loss=fails)
         high = position_of(end, wal, fail_on_data_loss=fails, is_end=True)
-        return partitions_of(
-            wal.segments(low, high) if low < high else [], low, high, self._options.min_partitions
-        )
+        refs = wal.segments(low, high) if low < high else []
+        return partitions_of(slices_of(refs, low, high), self._options.min_partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Called by a task, on an executor. Raises WalError."""

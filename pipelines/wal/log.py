@@ -1,32 +1,32 @@
 """The log: append, commit, trim.
 
-One process writes, which the lock ensures. In it `Wal.append` and `Wal.commit` may be called from
-different threads. All calls wait for the disk: call them outside of trio's thread.
+One process writes, which the log's place ensures. In it `Wal.append` and `Wal.commit` may be called
+from different threads. All calls wait for the disk or the network: call them outside of trio's
+thread.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from threading import Lock
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
-from pipelines.errors import WalError, WalFullError, WalRangeError
-from pipelines.wal import meta
-from pipelines.wal.recovery import Segment, recent_ids, recover
-from pipelines.wal.segments import Block, ScopeIds, SegmentRef, encode_segment, segment_name
-from trionsq.disk import Disk, FolderLock, RealDisk, replace_file
+from pipelines.errors import WalError, WalFencedError, WalFullError, WalRangeError
+from pipelines.wal.folder import FolderPlace
+from pipelines.wal.objects import is_store_url
+from pipelines.wal.place import LogPlace, Segment
+from pipelines.wal.recovery import recent_ids
+from pipelines.wal.segments import Block, ScopeIds, SegmentRef, encode_segment
+from pipelines.wal.store import StorePlace
 
 __all__ = ["Wal", "WalLimits"]
-
-_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-_PROBE: Final = "probe.tmp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,37 +53,37 @@ class Wal:
 
     Attributes:
         id: identifies the log; never changes.
-        path: of its folder.
+        path: of its folder, or its URL.
         limits: of the log.
     """
 
     def __init__(
         self,
-        disk: Disk,
+        place: LogPlace,
         *,
         create: bool,
         limits: WalLimits,
-        lock: FolderLock | None = None,
+        take_over: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """For tests with disks of their own; see `open`. Also raises OSError."""
-        recovered = recover(disk, create=create, now_s=clock())
+        """For tests with places of their own; see `open`. ``clock``: seconds, for the retention."""
+        recovered = place.recover(create=create, take_over=take_over, now_s=clock())
         self.id = recovered.wal_id
-        self.path = disk.path
+        self.path = place.path
         self.limits = limits
-        self._disk = disk
-        self._lock = lock
+        self._place = place
         self._clock = clock
         self._segments = recovered.segments
         self._nbytes = sum(segment.nbytes for segment in recovered.segments)
         self._committed = recovered.committed
         # Ahead of `_committed` while a full disk prevents its being written
         self._commit_target = recovered.committed
+        self._look_for_commits_s = clock()
         self._end = recovered.end
-        # Files of a failed append, to be removed before the next one
-        self._undone_files: list[str] = []
         self._failure: WalError | None = None
         self._written_ns = recovered.written_ns
+        self._held_since_s: float | None = None
+        self._held_s = 0.0
         self._is_open = True
         self._state = Lock()
         self._appending = Lock()
@@ -99,39 +99,40 @@ class Wal:
         *,
         create: bool = True,
         limits: WalLimits | None = None,
+        take_over: bool = False,
     ) -> Wal:
-        """Open and lock the log in a folder; create one if there is none and ``create`` is true.
+        """Open a log for writing; create one if there is none and ``create`` is true.
+
+        A folder is locked. With ``take_over`` another process that holds the lock, or held it and
+        hangs, is fenced off: its next append or commit raises WalFencedError, and nothing of it is
+        in the log. A log in an object store is taken over in any case.
+
+        Args:
+            path: a folder, or the URL of an object store (``s3://bucket/prefix``).
 
         Raises:
-            WalLockedError: another process has it open.
+            WalLockedError: another process has it open, and ``take_over`` is false.
             WalDamagedError: a file is damaged or missing; the text says what to do.
-            WalError: there is no log, it is of a newer version, or the disk failed.
+            WalMissingError: there is no log, and ``create`` is false.
+            WalError: it is of a newer version, or the disk or the store failed; or the store has
+                no conditional writes.
         """
-        disk = meta.open_disk(path)
-        lock: FolderLock | None = None
+        place: LogPlace
+        if is_store_url(path):
+            place = StorePlace.open(str(path))
+        else:
+            place = FolderPlace.open(path, create=create, take_over=take_over)
         try:
-            if create and not os.path.isdir(disk.path):
-                os.makedirs(disk.path, exist_ok=True)
-                RealDisk(os.path.dirname(disk.path)).sync_folder()
-            if not create and not os.path.isdir(disk.path):
-                raise WalError(f"{disk.path} has no log")
-            lock = meta.lock_log(disk.path)
-            return cls(disk, create=create, limits=limits or WalLimits(), lock=lock)
-        except OSError as error:
-            if lock is not None:
-                lock.release()
-            raise WalError(f"the log {disk.path} can't be opened: {error}") from error
+            return cls(place, create=create, limits=limits or WalLimits(), take_over=take_over)
         except BaseException:
-            if lock is not None:
-                lock.release()
+            place.close()
             raise
 
     def close(self) -> None:
         """Release the lock. A second call does nothing."""
         with self._appending, self._committing:
             self._is_open = False
-            if self._lock is not None:
-                self._lock.release()
+            self._place.close()
 
     def __enter__(self) -> Self:
         return self
@@ -179,8 +180,11 @@ class Wal:
 
         Raises:
             WalFullError: the log has no room. Nothing of the segment is visible; retry later.
-            WalError: the disk failed; the log refuses appends until it is opened again. Nothing
-                of the segment is visible here; after a reopen all of it is, or nothing.
+            WalFencedError: another process has taken the log over. Nothing of the segment is in
+                the log, nor will be.
+            WalError: the disk or the store failed; the log refuses appends until it is opened
+                again. Nothing of the segment is visible here; after a reopen all of it is, or
+                nothing.
             ValueError: no messages.
         """
         with self._appending:
@@ -188,17 +192,21 @@ class Wal:
             count = sum(len(block.ids) for block in blocks)
             if not count:
                 raise ValueError("nothing to append")
+            if self._clock() >= self._look_for_commits_s:
+                self._take_commits()
             self._written_ns = max(time.time_ns(), self._written_ns + 1)
-            data = encode_segment(self._end, self.id, blocks, self._written_ns)
+            owner = self._place.owner
+            data = encode_segment(self._end, self.id, blocks, self._written_ns, owner)
             self._make_room(len(data))
-            name = segment_name(self._end, self._end + count)
-            self._write(name, data)
-            ref = SegmentRef(os.path.join(self.path, name), self._end, self._end + count)
+            end = self._end + count
+            with self._failing():
+                path = self._place.write_segment(self._end, end, data)
             with self._state:
-                self._segments.append(Segment(ref, len(data), self._clock()))
+                ref = SegmentRef(path, self._end, end)
+                self._segments.append(Segment(ref, len(data), self._retention_clock()))
                 self._nbytes += len(data)
-                self._end = ref.end
-            return ref.end
+                self._end = end
+            return end
 
     def probe(self, nbytes: int) -> None:
         """Check by a test file whether a segment of this size could be written now.
@@ -208,49 +216,31 @@ class Wal:
         """
         with self._appending:
             self._check_open()
-            with self._committing:
-                self._write_committed()
-                self._trim(0)
+            self._take_commits()
             self._make_room(nbytes)
-            self._remove_undone_files()
-            try:
-                with suppress(FileNotFoundError):
-                    self._disk.unlink(_PROBE)
-                file = self._disk.create(_PROBE)
-                try:
-                    file.write(bytes(nbytes), 0)
-                    file.sync()
-                finally:
-                    file.close()
-                self._disk.unlink(_PROBE)
-            except OSError as error:
-                self._undone_files = [_PROBE]
-                raise self._error_for(error) from error
+            with self._failing():
+                self._place.probe(nbytes)
 
-    def _write(self, name: str, data: bytes) -> None:
-        self._remove_undone_files()
-        draft = f"{name}.tmp"
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Refuse all that follows an error, unless the log is only full."""
         try:
-            replace_file(self._disk, name, data, draft=draft)
-        except OSError as error:
-            self._undone_files = [draft, name]
-            # Now rather than before the next append: a full disk needs the room.
-            with suppress(WalError):
-                self._remove_undone_files()
-            raise self._error_for(error) from error
+            yield
+        except WalFullError:
+            raise
+        except WalError as error:
+            self._failure = error
+            raise
 
-    def _remove_undone_files(self) -> None:
-        """Durably remove the files of a failed append. Raises WalError."""
-        if not self._undone_files:
-            return
-        try:
-            for name in self._undone_files:
-                with suppress(FileNotFoundError):
-                    self._disk.unlink(name)
-            self._disk.sync_folder()
-        except OSError as error:
-            raise self._error_for(error) from error
-        self._undone_files = []
+    def _take_commits(self) -> None:
+        """Take over what readers have committed, and trim. Raises WalError."""
+        self._look_for_commits_s = self._clock() + self._place.poll_s
+        with self._committing:
+            with self._failing():
+                position = self._place.committed_by_readers()
+            self._commit_target = max(self._commit_target, min(position, self._end))
+            self._write_committed()
+            self._trim(0)
 
     def _make_room(self, nbytes: int) -> None:
         limit = self.limits.max_bytes
@@ -262,14 +252,9 @@ class Wal:
                 f"{self.path} has {self._nbytes} bytes, {nbytes} more exceed wal.maxBytes ({limit})"
             )
 
-    def _error_for(self, error: OSError) -> WalError:
-        """The exception to raise. Unless the disk is full, the log then refuses appends."""
-        if error.errno in _NO_ROOM:
-            return WalFullError(f"{self.path}: {error.strerror or error}")
-        self._failure = WalError(f"{self.path}: {error.strerror or error}")
-        return self._failure
-
     def _check_open(self) -> None:
+        if isinstance(self._failure, WalFencedError):
+            raise WalFencedError(str(self._failure)) from self._failure
         if self._failure is not None:
             raise WalError(f"{self._failure}; open the log again") from self._failure
         if not self._is_open:
@@ -305,38 +290,51 @@ class Wal:
                 return
             target = self._commit_target
             try:
-                meta.write_committed(self._disk, target)
-            except OSError as error:
-                failed = self._error_for(error)
-                if not isinstance(failed, WalFullError):
-                    raise failed from error
+                with self._failing():
+                    self._place.write_committed(target)
+            except WalFullError:
                 self._trim(1)
             else:
                 self._committed = target
+
+    def hold_retention(self, is_held: bool) -> None:
+        """Let the time of the retention stand still, or go on.
+
+        While an nsqd is away, what it will deliver again must stay recognizable. ``max_bytes``
+        holds all the same.
+        """
+        with self._state:
+            now_s = self._clock()
+            if is_held and self._held_since_s is None:
+                self._held_since_s = now_s
+            elif not is_held and self._held_since_s is not None:
+                self._held_s += now_s - self._held_since_s
+                self._held_since_s = None
+
+    def _retention_clock(self) -> float:
+        """Seconds, without the time in which the retention stood still."""
+        now_s = self._clock() if self._held_since_s is None else self._held_since_s
+        return now_s - self._held_s
 
     def _trim(self, required_bytes: int) -> None:
         """Remove segments past the retention, then committed ones for ``required_bytes``.
 
         Raises WalError.
         """
-        oldest_s = self._clock() - self.limits.retention_s
-        while True:
-            with self._state:
-                if len(self._segments) < 2:
-                    return
-                segment = self._segments[0]
+        removed: list[SegmentRef] = []
+        with self._state:
+            oldest_s = self._retention_clock() - self.limits.retention_s
+            for segment in islice(self._segments, max(0, len(self._segments) - 1)):
                 is_old = segment.since_s <= oldest_s
                 if segment.ref.end > self._committed or not (is_old or required_bytes > 0):
-                    return
-                del self._segments[0]
+                    break
+                removed.append(segment.ref)
+                required_bytes -= segment.nbytes
                 self._nbytes -= segment.nbytes
-            required_bytes -= segment.nbytes
-            try:
-                self._disk.unlink(segment.name)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                raise self._error_for(error) from error
+            del self._segments[: len(removed)]
+        if removed:
+            with self._failing():
+                self._place.remove_segments(removed)
 
     # Reading
 
@@ -355,13 +353,9 @@ class Wal:
             if start >= end:
                 return []
             low = bisect_right(self._segments, start, key=lambda segment: segment.ref.end)
-            refs = []
-            for index in range(low, len(self._segments)):
-                ref = self._segments[index].ref
-                if ref.first >= end:
-                    break
-                refs.append(ref)
-            return refs
+            high = bisect_left(self._segments, end, key=lambda segment: segment.ref.first)
+            refs = [segment.ref for segment in self._segments[low:high]]
+        return [ref for ref in refs if ref.first < ref.end]
 
     def recent_ids(self, max_ids: int) -> Iterator[tuple[int, list[ScopeIds]]]:
         """Ends and ids of the newest segments, oldest first, to fill a `Duplicates`.
@@ -370,7 +364,4 @@ class Wal:
             WalDamagedError: one of them is damaged.
             WalError: one can't be read.
         """
-        try:
-            yield from recent_ids(self._disk, list(self._segments), max_ids)
-        except OSError as error:
-            raise WalError(f"{self.path}: {error}") from error
+        yield from recent_ids(self._place, list(self._segments), max_ids)

@@ -1,8 +1,8 @@
 """Recovery of a log when it is opened: finds its segments and removes the remains of a crash.
 
-Removed are drafts; committed segments before a gap, which an interrupted trim leaves; and a failed
-append that could not be undone and has reappeared beside the segment that replaced it. Any other
-inconsistency is damage, and is left as it is.
+Removed are drafts; committed segments before a gap, which an interrupted trim leaves; and a segment
+beside the one that replaced it, which earlier versions could leave. Any other inconsistency is
+damage, and is left as it is.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 
-from pipelines.errors import WalDamagedError, WalError
+from pipelines.errors import WalDamagedError, WalMissingError
 from pipelines.wal import meta
+from pipelines.wal.place import LogPlace, RecoveredLog, Segment
 from pipelines.wal.segments import (
     ScopeIds,
     SegmentRef,
@@ -24,37 +24,7 @@ from pipelines.wal.segments import (
 )
 from trionsq.disk import Disk, read_file
 
-__all__ = ["RecoveredLog", "Segment", "recent_ids", "recover"]
-
-
-@dataclass(slots=True)
-class Segment:
-    """A segment in the folder.
-
-    Attributes:
-        ref: its path and positions.
-        nbytes: size of the file.
-        since_s: when this process first saw it (monotonic clock); retention counts from then.
-    """
-
-    ref: SegmentRef
-    nbytes: int
-    since_s: float
-
-    @property
-    def name(self) -> str:
-        return os.path.basename(self.ref.path)
-
-
-@dataclass(slots=True)
-class RecoveredLog:
-    """A recovered log: contiguous segments, oldest first; ``written_ns`` is the last one's."""
-
-    wal_id: str
-    segments: list[Segment]
-    committed: int
-    end: int
-    written_ns: int
+__all__ = ["check_contiguous", "recent_ids", "recover", "without_replaced"]
 
 
 def recover(disk: Disk, *, create: bool, now_s: float) -> RecoveredLog:
@@ -62,7 +32,7 @@ def recover(disk: Disk, *, create: bool, now_s: float) -> RecoveredLog:
 
     Raises:
         WalDamagedError: a file is missing or inconsistent.
-        WalError: there is no log, or one of a newer version.
+        WalMissingError: there is no log. WalError: it is of a newer version.
         OSError: the disk failed.
     """
     names = disk.names()
@@ -85,12 +55,13 @@ def recover(disk: Disk, *, create: bool, now_s: float) -> RecoveredLog:
         _remove_drafts(disk, names)
         wal_id = meta.create_meta(disk)
     else:
-        raise WalError(f"{disk.path} has no log")
+        raise WalMissingError(f"{disk.path} has no log")
     committed = meta.read_committed(disk)
     if committed is None:
         committed = refs[0].first if refs else 0
-    refs, replaced = _without_replaced(disk, refs)
-    refs, outdated = _contiguous(disk, refs, committed)
+    committed = max(committed, meta.newest_reader_commit(names))
+    refs, replaced = without_replaced(disk, refs)
+    refs, outdated = check_contiguous(disk.path, refs, committed)
     end = refs[-1].end if refs else committed
     written_ns = 0
     if refs:
@@ -112,10 +83,13 @@ def _remove_drafts(disk: Disk, names: list[str]) -> None:
                 disk.unlink(name)
 
 
-def _without_replaced(
+def without_replaced(
     disk: Disk, refs: list[SegmentRef]
 ) -> tuple[list[SegmentRef], list[SegmentRef]]:
-    """The segments without those that a later write replaced, and the replaced ones."""
+    """The segments without those that a later write replaced, and the replaced ones.
+
+    Raises WalError, OSError.
+    """
     valid: list[SegmentRef] = []
     replaced: list[SegmentRef] = []
 
@@ -133,10 +107,13 @@ def _without_replaced(
     return valid, replaced
 
 
-def _contiguous(
-    disk: Disk, refs: list[SegmentRef], committed: int
+def check_contiguous(
+    path: str, refs: list[SegmentRef], committed: int
 ) -> tuple[list[SegmentRef], list[SegmentRef]]:
-    """The contiguous segments at the end, and those that an interrupted trim left."""
+    """The contiguous segments at the end, and those that an interrupted trim left.
+
+    Raises WalDamagedError: segments that are not committed are missing.
+    """
     start = 0
     for index in range(1, len(refs)):
         before, after = refs[index - 1], refs[index]
@@ -145,18 +122,18 @@ def _contiguous(
         if before.end > after.first:
             raise WalDamagedError(f"{before.path} and {after.path} overlap: one is not of this log")
         if after.first > committed:
-            raise _missing(disk, before.end, after.first)
+            raise _missing(path, before.end, after.first)
         start = index
     if refs and refs[start].first > committed:
-        raise _missing(disk, committed, refs[start].first)
+        raise _missing(path, committed, refs[start].first)
     if refs and refs[-1].end < committed:
-        raise _missing(disk, refs[-1].end, committed)
+        raise _missing(path, refs[-1].end, committed)
     return refs[start:], refs[:start]
 
 
-def _missing(disk: Disk, first: int, end: int) -> WalDamagedError:
+def _missing(path: str, first: int, end: int) -> WalDamagedError:
     return WalDamagedError(
-        f"{disk.path} lacks the segments of {first} to {end}. Nothing was changed. Bring them back "
+        f"{path} lacks the segments of {first} to {end}. Nothing was changed. Bring them back "
         "from a copy; or, to continue without these messages, use another walPath and checkpoint"
     )
 
@@ -170,20 +147,20 @@ def _nbytes(disk: Disk, ref: SegmentRef) -> int:
 
 
 def recent_ids(
-    disk: Disk, segments: list[Segment], max_ids: int
+    place: LogPlace, segments: list[Segment], max_ids: int
 ) -> Iterator[tuple[int, list[ScopeIds]]]:
     """The ids of the newest segments with their ends, oldest first.
 
     Reads segments until every scope in them has ``max_ids`` ids; older segments with another scope
-    may be left out. Raises WalError, OSError.
+    may be left out. Raises WalError.
     """
     counts: dict[object, int] = {}
     segment_ids: list[tuple[int, list[ScopeIds]]] = []
     for segment in reversed(segments):
-        parts = ids_of_segment(read_file(disk, segment.name), segment.ref)
+        parts = ids_of_segment(place.read_segment(segment.ref), segment.ref)
         segment_ids.append((segment.ref.end, parts))
         for part in parts:
             counts[part.scope] = counts.get(part.scope, 0) + len(part.ids)
-        if min(counts.values()) >= max_ids:
+        if counts and min(counts.values()) >= max_ids:
             break
     return reversed(segment_ids)

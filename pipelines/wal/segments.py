@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from pipelines.errors import WalDamagedError, WalError, WalRangeError
 from pipelines.schema import ARROW_SCHEMA, STORED_SCHEMA, stored_columns
+from pipelines.wal.objects import Objects
 
 __all__ = [
     "FORMAT_VERSION",
@@ -29,6 +30,7 @@ __all__ = [
     "check_segment",
     "encode_segment",
     "ids_of_segment",
+    "positions_in",
     "positions_of",
     "read_segment",
     "segment_name",
@@ -74,10 +76,10 @@ class ScopeIds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SegmentRef:
-    """A segment, for any process that can read the folder. Picklable.
+    """A segment, for any process that can read the folder or the store. Picklable.
 
     Attributes:
-        path: of the file.
+        path: of the file, or its URL without secrets.
         first, end: its positions; ``end`` is the first one after it.
     """
 
@@ -102,8 +104,13 @@ def positions_of(name: str) -> tuple[int, int] | None:
 # Writing
 
 
-def encode_segment(first: int, wal_id: str, blocks: Sequence[Block], written_ns: int) -> bytes:
-    """The file's content. ``written_ns`` increases with each append, failed ones included."""
+def encode_segment(
+    first: int, wal_id: str, blocks: Sequence[Block], written_ns: int, owner: str = ""
+) -> bytes:
+    """The file's content. ``written_ns`` increases with each append, failed ones included.
+
+    ``owner`` makes segments of several writers differ. Without blocks the segment is empty.
+    """
     streams = [[block.topic, block.channel, block.nsqd, len(block.ids)] for block in blocks]
     header = {
         "version": FORMAT_VERSION,
@@ -113,6 +120,8 @@ def encode_segment(first: int, wal_id: str, blocks: Sequence[Block], written_ns:
         "end": first + sum(len(block.ids) for block in blocks),
         "streams": streams,
     }
+    if owner:
+        header["owner"] = owner
     schema = STORED_SCHEMA.with_metadata({_KEY: json.dumps(header).encode()})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema) as writer:
@@ -133,7 +142,7 @@ def _batch_of(block: Block, schema: pa.Schema) -> pa.RecordBatch:
 def read_segment(ref: SegmentRef, start: int, end: int) -> Iterator[pa.RecordBatch]:
     """The messages of ``ref`` from ``start`` to before ``end``, with all columns of the schema.
 
-    Works in any process. The file is memory-mapped, not copied.
+    Works in any process. A file is memory-mapped, not copied; an object is read as a whole.
 
     Raises:
         WalRangeError: the file was trimmed.
@@ -142,7 +151,7 @@ def read_segment(ref: SegmentRef, start: int, end: int) -> Iterator[pa.RecordBat
             log.
     """
     try:
-        with pa.memory_map(ref.path) as source, _opened(source, ref.path) as reader:
+        with _source_of(ref.path) as source, _opened(source, ref.path) as reader:
             position = ref.first
             for index, (topic, channel, nsqd, count) in enumerate(_header(reader, ref)["streams"]):
                 low, high = max(start - position, 0), min(end - position, count)
@@ -154,12 +163,7 @@ def read_segment(ref: SegmentRef, start: int, end: int) -> Iterator[pa.RecordBat
                     columns = names + batch.slice(low, high - low).columns
                     yield pa.record_batch(columns, schema=ARROW_SCHEMA)
     except FileNotFoundError as error:
-        folder = os.path.dirname(ref.path)
-        if not os.path.exists(os.path.join(folder, META)):
-            raise WalError(
-                f"{socket.gethostname()} does not see the log in {folder}: walPath must be a "
-                "folder that the driver and all executors see by the same path"
-            ) from error
+        _check_sees_log(ref.path, error)
         raise WalRangeError(f"{ref.path} is gone: it was committed and trimmed") from error
     except pa.ArrowException as error:
         raise damaged(ref.path, error) from error
@@ -214,6 +218,43 @@ def damaged(path: str, reason: object) -> WalDamagedError:
         "to continue without its messages, use another walPath and checkpoint: nsqd delivers "
         "unfinished messages again, the others are in the remaining segments"
     )
+
+
+def positions_in(data: bytes, path: str) -> tuple[int, int]:
+    """First and end of a segment of which at least the head is there. Raises WalDamagedError."""
+    try:
+        # An Arrow file begins with eight bytes of its own; then comes the schema.
+        schema = pa.ipc.read_schema(pa.py_buffer(data[8:]))
+        header = json.loads((schema.metadata or {})[_KEY])
+        return int(header["first"]), int(header["end"])
+    except (pa.ArrowException, KeyError, ValueError, TypeError, OSError) as error:
+        raise damaged(path, f"no header: {error!r}") from error
+
+
+def _source_of(path: str) -> pa.NativeFile:
+    if "://" in path:
+        url, _, name = path.rpartition("/")
+        return pa.BufferReader(Objects(url).read(name))
+    return pa.memory_map(path)
+
+
+def _check_sees_log(path: str, error: Exception) -> None:
+    """Raise WalError unless this machine has the log of a segment that is gone."""
+    host = socket.gethostname()
+    if "://" in path:
+        url = path.rpartition("/")[0].rpartition("/")[0]
+        if not Objects(url).exists(META):
+            raise WalError(
+                f"{host} does not find the log {url}: executors need the same addresses and "
+                "credentials as the driver, in their environment"
+            ) from error
+        return
+    folder = os.path.dirname(path)
+    if not os.path.exists(os.path.join(folder, META)):
+        raise WalError(
+            f"{host} does not see the log in {folder}: walPath must be a folder that the driver "
+            "and all executors see by the same path"
+        ) from error
 
 
 def _opened(source: pa.NativeFile, path: str) -> Any:

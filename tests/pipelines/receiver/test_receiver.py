@@ -12,6 +12,7 @@ from pipelines.errors import ReceiverError, WalError
 from pipelines.receiver import Receiver
 from pipelines.receiver.writer import SegmentWriter
 from pipelines.wal import Wal, WalLimits, read_segment
+from pipelines.wal.folder import FolderPlace
 from tests.pipelines.receiver.drive import (
     SlowDisk,
     channel_of,
@@ -73,7 +74,7 @@ def test_a_redelivery_is_dropped_and_finished(tmp_path: Path) -> None:
     once, and finished."""
     disk = SlowDisk()
     with broker_in_thread() as nsqd:
-        wal = Wal(disk, create=True, limits=WalLimits())
+        wal = Wal(FolderPlace(disk), create=True, limits=WalLimits())
         publish(nsqd.http_address, range(1000))
         with running(wal, nsqd.tcp_address, msg_timeout_ms=1000) as receiver:
             until(lambda: receiver.statistics()["pending"], receiver)
@@ -91,7 +92,7 @@ def test_a_redelivery_is_dropped_and_finished(tmp_path: Path) -> None:
 def test_a_log_that_hangs_does_not_fill_the_memory(nsqd: OpenBroker) -> None:
     """Beyond twice max_in_flight, messages that nsqd delivers again are requeued."""
     disk = SlowDisk()
-    wal = Wal(disk, create=True, limits=WalLimits())
+    wal = Wal(FolderPlace(disk), create=True, limits=WalLimits())
     publish(nsqd.http_address, range(1000))
     with running(wal, nsqd.tcp_address, msg_timeout_ms=1000, max_in_flight=100) as receiver:
         until(lambda: receiver.statistics()["requeued"] > 0, receiver)
@@ -116,7 +117,7 @@ def test_several_topics_share_what_may_be_in_flight(nsqd: OpenBroker, tmp_path: 
 def test_a_full_disk_stops_it_and_nothing_is_lost(nsqd: OpenBroker) -> None:
     """On ENOSPC RDY is 0 and messages are requeued; with room the receiver continues."""
     disk = SimulatedDisk(capacity=100_000)
-    wal = Wal(disk, create=True, limits=WalLimits())
+    wal = Wal(FolderPlace(disk), create=True, limits=WalLimits())
     publish(nsqd.http_address, range(10_000))
     with running(wal, nsqd.tcp_address, max_in_flight=500) as receiver:
         until(lambda: receiver.statistics()["is_paused"], receiver)
@@ -138,7 +139,7 @@ def test_a_full_disk_stops_it_and_nothing_is_lost(nsqd: OpenBroker) -> None:
 def test_no_room_at_any_step_loses_and_doubles_nothing(step: str, nsqd: OpenBroker) -> None:
     """No message is lost when each operation of an append fails repeatedly."""
     disk = SimulatedDisk()
-    wal = Wal(disk, create=True, limits=WalLimits())
+    wal = Wal(FolderPlace(disk), create=True, limits=WalLimits())
     disk.fail(errno.ENOSPC, at=3, only=[step], name="*.arrow*")
     disk.fail(errno.ENOSPC, at=4, only=[step], name="*.arrow*")
     publish(nsqd.http_address, range(3000))
@@ -173,7 +174,7 @@ def test_a_full_log_goes_on_after_a_commit(nsqd: OpenBroker, tmp_path: Path) -> 
 def test_a_broken_disk_ends_it_and_everything_goes_back(nsqd: OpenBroker) -> None:
     """After EIO `check` raises with the cause, and nsqd has the messages again."""
     disk = SimulatedDisk()
-    wal = Wal(disk, create=True, limits=WalLimits())
+    wal = Wal(FolderPlace(disk), create=True, limits=WalLimits())
     disk.fail(errno.EIO, only=["sync"])
     publish(nsqd.http_address, range(100))
     with running(wal, nsqd.tcp_address) as receiver:

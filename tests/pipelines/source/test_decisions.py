@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.errors import DataLossError, OptionsError
-from pipelines.source.batch import partitions_of
+from pipelines.source.batch import partitions_of, slices_of
 from pipelines.source.offsets import AvailableNow, BatchLimits, initial_position, position_of
 from pipelines.source.options import BatchOptions, StreamOptions, check_names
 from pipelines.wal import SegmentRef
@@ -128,7 +128,7 @@ def test_the_tasks_have_each_position_once(
         position += size
     start = data.draw(st.integers(begins, position))
     end = data.draw(st.integers(start, position))
-    parts = partitions_of(refs, start, end, at_least)
+    parts = partitions_of(slices_of(refs, start, end), at_least)
     assert len(parts) >= min(at_least, end - start)
     reached = start
     for part in parts:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from pipelines.wal import Block, Wal, WalLimits
+from pipelines.wal.folder import FolderPlace
 from pipelines.wal.segments import positions_of
 from trionsq.testing.disk import SimulatedDisk
 
@@ -30,7 +31,7 @@ def open_log(
     clock: Callable[[], float] = lambda: 0.0,
 ) -> Wal:
     """The log on that disk; a new one if there is none."""
-    return Wal(disk, create=True, limits=limits, clock=clock)
+    return Wal(FolderPlace(disk), create=True, limits=limits, clock=clock)
 
 
 def numbers_on(disk: SimulatedDisk) -> list[int]:

@@ -1,0 +1,253 @@
+"""A log in a folder.
+
+What fences a writer off: ``OWNER.json`` names the writer. It looks there between writing a draft
+and renaming it. Whoever takes the log over replaces the file and then removes all drafts. So a
+former writer that looked before finds no draft to rename, or has renamed it before the new one
+lists the segments; and one that looks later sees another name.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+from uuid import uuid4
+
+from pipelines.errors import WalError, WalFencedError, WalFullError, WalLockedError, WalMissingError
+from pipelines.wal import meta
+from pipelines.wal.place import RecoveredLog
+from pipelines.wal.recovery import check_contiguous, recover, without_replaced
+from pipelines.wal.segments import SegmentRef, positions_of, segment_name
+from trionsq.disk import Disk, FolderLock, RealDisk, read_file, replace_file
+
+__all__ = ["FolderPlace", "FolderSource"]
+
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_PROBE: Final = "probe.tmp"
+
+
+class FolderPlace:
+    """The writer's side of a log in a folder; see `pipelines.wal.place.LogPlace`."""
+
+    owner: Final = ""
+    poll_s: Final = 1.0
+
+    def __init__(self, disk: Disk, lock: FolderLock | None = None) -> None:
+        self.path = disk.path
+        self._disk = disk
+        self._lock = lock
+        # What OWNER.json has while this object may write
+        self._name = ""
+        # Drafts that could not be removed
+        self._drafts: list[str] = []
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, create: bool, take_over: bool) -> FolderPlace:
+        """Lock a folder; create it if it is missing and ``create`` is true.
+
+        With ``take_over`` the lock of another process does not matter.
+
+        Raises:
+            WalLockedError: another process holds the lock.
+            WalMissingError: there is no folder.
+            WalError: the disk failed.
+        """
+        disk = meta.open_disk(path)
+        try:
+            if not os.path.isdir(disk.path):
+                if not create:
+                    raise WalMissingError(f"{disk.path} has no log")
+                os.makedirs(disk.path, exist_ok=True)
+                RealDisk(os.path.dirname(disk.path)).sync_folder()
+            try:
+                lock = meta.lock_log(disk.path)
+            except WalLockedError:
+                if not take_over:
+                    raise
+                # The other process keeps its lock, of a file without a name.
+                with suppress(FileNotFoundError):
+                    disk.unlink(meta.LOCK)
+                lock = meta.lock_log(disk.path)
+        except OSError as error:
+            raise WalError(f"the log {disk.path} can't be opened: {error}") from error
+        return cls(disk, lock)
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+    def recover(self, *, create: bool, take_over: bool, now_s: float) -> RecoveredLog:
+        try:
+            if take_over:
+                self._take_over()
+            else:
+                self._name = meta.read_owner(self._disk)
+            return recover(self._disk, create=create, now_s=now_s)
+        except OSError as error:
+            raise WalError(f"the log {self.path} can't be opened: {error}") from error
+
+    def _take_over(self) -> None:
+        self._name = uuid4().hex
+        meta.write_owner(self._disk, self._name)
+        for name in self._disk.names():
+            if name.endswith(".tmp"):
+                with suppress(FileNotFoundError):
+                    self._disk.unlink(name)
+
+    def _check_owner(self) -> None:
+        if meta.read_owner(self._disk) != self._name:
+            raise WalFencedError(f"{self.path} was taken over by another process")
+
+    # Segments
+
+    def write_segment(self, first: int, end: int, data: bytes) -> str:
+        name = segment_name(first, end)
+        try:
+            self._remove_drafts()
+        except OSError as error:
+            raise self._error_for(error) from error
+        self._replace(name, data)
+        return os.path.join(self.path, name)
+
+    def _replace(self, name: str, data: bytes) -> None:
+        """Replace a file, unless the log was taken over."""
+        draft = f"{name}{self._name and '.'}{self._name}.tmp"
+        is_renamed = False
+
+        def rename(old: str, new: str) -> None:
+            nonlocal is_renamed
+            self._check_owner()
+            self._disk.rename(old, new)
+            is_renamed = True
+
+        try:
+            replace_file(self._disk, name, data, draft=draft, rename=rename)
+        except OSError as error:
+            if is_renamed:
+                # It is in the log, durably or not; who opens the log next will see.
+                raise WalError(f"{self.path}: {error.strerror or error}") from error
+            self._drafts.append(draft)
+            # Now rather than before the next segment: a full disk needs the room.
+            with suppress(OSError):
+                self._remove_drafts()
+            if error.errno == errno.ENOENT:
+                self._check_owner()
+            raise self._error_for(error) from error
+
+    def _remove_drafts(self) -> None:
+        while self._drafts:
+            with suppress(FileNotFoundError):
+                self._disk.unlink(self._drafts[-1])
+            self._drafts.pop()
+
+    def _error_for(self, error: OSError) -> WalError:
+        text = f"{self.path}: {error.strerror or error}"
+        return WalFullError(text) if error.errno in _NO_ROOM else WalError(text)
+
+    def read_segment(self, ref: SegmentRef) -> bytes:
+        try:
+            return read_file(self._disk, os.path.basename(ref.path))
+        except OSError as error:
+            raise WalError(f"{self.path}: {error}") from error
+
+    def remove_segments(self, refs: Sequence[SegmentRef]) -> None:
+        for ref in refs:
+            try:
+                self._disk.unlink(os.path.basename(ref.path))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise self._error_for(error) from error
+
+    def probe(self, nbytes: int) -> None:
+        try:
+            self._remove_drafts()
+            with suppress(FileNotFoundError):
+                self._disk.unlink(_PROBE)
+            file = self._disk.create(_PROBE)
+            try:
+                file.write(bytes(nbytes), 0)
+                file.sync()
+            finally:
+                file.close()
+            self._disk.unlink(_PROBE)
+        except OSError as error:
+            self._drafts = [_PROBE]
+            raise self._error_for(error) from error
+
+    # The committed position
+
+    def write_committed(self, lsn: int) -> None:
+        self._replace(meta.COMMITTED, meta.committed_text(lsn))
+
+    def committed_by_readers(self) -> int:
+        try:
+            return meta.newest_reader_commit(self._disk.names())
+        except OSError as error:
+            raise WalError(f"{self.path}: {error}") from error
+
+
+class FolderSource:
+    """The reader's side of a log in a folder; see `pipelines.wal.place.LogSource`."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.path = disk.path
+        self._disk = disk
+        self._listed: frozenset[str] | None = None
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> FolderSource:
+        """The log in a folder; nothing is read yet."""
+        return cls(meta.open_disk(path))
+
+    def read_id(self) -> str:
+        try:
+            return meta.read_meta(self._disk)
+        except FileNotFoundError as error:
+            raise WalMissingError(f"{self.path} has no log") from error
+        except OSError as error:
+            raise WalError(f"{self.path} has no log that can be read: {error}") from error
+
+    def list_segments(self, known: Sequence[SegmentRef]) -> list[SegmentRef] | None:
+        try:
+            names = self._disk.names()
+            found = frozenset(name for name in names if positions_of(name) is not None)
+            if found == self._listed:
+                return None
+            # The writer's fsync of the folder may still be to come.
+            self._disk.sync_folder()
+            refs = sorted(
+                (
+                    SegmentRef(os.path.join(self.path, name), *positions)
+                    for name in found
+                    if (positions := positions_of(name)) is not None
+                ),
+                key=lambda ref: (ref.first, ref.end),
+            )
+            refs, _ = without_replaced(self._disk, refs)
+            if known:
+                refs = [*known[-1:], *(ref for ref in refs if ref.first >= known[-1].end)]
+            refs, _ = check_contiguous(self.path, refs, self.read_committed())
+        except FileNotFoundError:
+            # A segment was trimmed between the two looks: the next call sees it all.
+            return None
+        except OSError as error:
+            raise WalError(f"{self.path} can't be read: {error}") from error
+        self._listed = found
+        return [ref for ref in refs if ref not in known[-1:]]
+
+    def read_committed(self) -> int:
+        try:
+            own = meta.read_committed(self._disk) or 0
+            return max(own, meta.newest_reader_commit(self._disk.names()))
+        except OSError as error:
+            raise WalError(f"{self.path} can't be read: {error}") from error
+
+    def commit(self, lsn: int) -> None:
+        try:
+            meta.write_reader_commit(self._disk, lsn)
+        except OSError as error:
+            text = f"{self.path}: {error.strerror or error}"
+            raise (WalFullError if error.errno in _NO_ROOM else WalError)(text) from error

@@ -1,0 +1,271 @@
+"""A log in an object store: ``s3://``, ``gs://`` or ``az://``, through obstore.
+
+Below the log's URL:
+
+- ``META.json``: as in a folder
+- ``segments/<first>.<number>.arrow``: a segment is one object; it has the messages from ``first``
+  to before the ``first`` of the next number
+- ``committed/<position>``: empty objects; the highest position counts
+
+What fences a writer off: every segment is created by a PUT that the store refuses if the object is
+there already (If-None-Match). A new writer first creates an empty segment of the next number. The
+former one does not know that, and its next PUT is for the same name. Empty segments are never
+removed, because a former writer may wake up at any time.
+
+Addresses and credentials come from the environment (``AWS_*``, ``GOOGLE_*``, ``AZURE_*``) or from
+the machine's role, in the driver as in the executors.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+from uuid import uuid4
+
+from pipelines.errors import (
+    WalDamagedError,
+    WalError,
+    WalFencedError,
+    WalMissingError,
+    WalRangeError,
+)
+from pipelines.wal import meta
+from pipelines.wal.objects import Objects, reason_of
+from pipelines.wal.place import RecoveredLog, Segment
+from pipelines.wal.segments import (
+    SegmentRef,
+    check_segment,
+    encode_segment,
+    positions_in,
+    written_ns_of,
+)
+
+__all__ = ["StorePlace", "StoreSource"]
+
+_OPENINGS: Final = 20
+_SEGMENTS: Final = "segments"
+_COMMITTED: Final = "committed"
+_KEY: Final = re.compile(rf"{_SEGMENTS}/([0-9]{{20}})\.([0-9]{{10}})\.arrow")
+# An empty segment is smaller; what is larger has messages
+_EMPTY_BYTES: Final = 2048
+_HEAD_BYTES: Final = 64 << 10
+
+
+class _StoredLog(Objects):
+    """What both sides of a log read and write."""
+
+    @property
+    def path(self) -> str:
+        """The log's URL."""
+        return self.url
+
+    def read_id(self) -> str:
+        path = f"{self.url}/{meta.META}"
+        try:
+            return meta.parse_meta(self.read(meta.META), path)
+        except FileNotFoundError as error:
+            raise WalMissingError(f"{self.url} has no log ({reason_of(error)})") from error
+
+    def read_committed(self) -> int:
+        return max(self._committed_positions(), default=0)
+
+    def _committed_positions(self) -> Iterator[int]:
+        for key, _ in self.list_keys(_COMMITTED):
+            name = key.rpartition("/")[2]
+            if name.isdecimal():
+                yield int(name)
+
+    def write_committed(self, lsn: int) -> None:
+        """Store a position, and remove lower ones: the highest counts. Raises WalError."""
+        self.put_empty(f"{_COMMITTED}/{lsn:020}")
+        older = [f"{_COMMITTED}/{old:020}" for old in self._committed_positions() if old < lsn]
+        if older:
+            self.remove(older)
+
+    def key_of(self, ref: SegmentRef) -> str:
+        """The name of a segment's object."""
+        return ref.path.removeprefix(f"{self.url}/")
+
+    def refs_of(self, keys: Sequence[tuple[str, int]]) -> list[tuple[SegmentRef, int, int]]:
+        """Segments with their numbers and sizes. The end of the last one is read from it.
+
+        Raises FileNotFoundError: it was removed meanwhile. Also raises WalError.
+        """
+        found = [
+            (int(match[1]), int(match[2]), key, nbytes)
+            for key, nbytes in keys
+            if (match := _KEY.fullmatch(key)) is not None
+        ]
+        found.sort(key=lambda item: item[1])
+        if not found:
+            return []
+        last = found[-1][2]
+        head = self.read_head(last, _HEAD_BYTES)
+        if len(head) == _HEAD_BYTES:
+            head = self.read(last)
+        _, end = positions_in(head, f"{self.url}/{last}")
+        ends = [*(first for first, *_ in found[1:]), end]
+        return [
+            (SegmentRef(f"{self.url}/{key}", first, end), number, nbytes)
+            for (first, number, key, nbytes), end in zip(found, ends, strict=True)
+        ]
+
+    def contiguous(
+        self, found: list[tuple[SegmentRef, int, int]], committed: int
+    ) -> tuple[list[tuple[SegmentRef, int, int]], list[tuple[SegmentRef, int, int]]]:
+        """The segments with numbers in a row at the end, and what an interrupted trim left.
+
+        Raises WalDamagedError: segments that are not committed are missing.
+        """
+        start = len(found) - 1
+        while start > 0 and found[start - 1][1] + 1 == found[start][1]:
+            start -= 1
+        start = max(start, 0)
+        if found:
+            first, end = found[start][0].first, found[-1][0].end
+            if first > committed or end < committed:
+                low, high = (committed, first) if first > committed else (end, committed)
+                raise WalDamagedError(
+                    f"{self.url} lacks the segments of {low} to {high}. Nothing was changed. Bring "
+                    "them back from a version or a copy; or, to continue without these messages, "
+                    "use another walPath and checkpoint"
+                )
+        return found[start:], found[:start]
+
+
+class StorePlace(_StoredLog):
+    """The writer's side of a log in an object store; see `pipelines.wal.place.LogPlace`."""
+
+    poll_s: Final = 5.0
+
+    def __init__(self, url: str, store: Any = None, **settings: Any) -> None:
+        """``store`` and ``settings`` are for tests. Raises SetupError, WalError."""
+        super().__init__(url, store, **settings)
+        self.owner = uuid4().hex
+        self._number = 0
+        # Objects whose removal failed
+        self._left: list[str] = []
+
+    @classmethod
+    def open(cls, url: str) -> StorePlace:
+        """The log at a URL; no request is made yet. Raises SetupError, WalError."""
+        return cls(url)
+
+    def close(self) -> None:
+        """Nothing: another process may take the log over at any time."""
+
+    def recover(self, *, create: bool, take_over: bool, now_s: float) -> RecoveredLog:
+        wal_id = self._read_or_create_id(create=create)
+        committed = self.read_committed()
+        for _ in range(_OPENINGS):
+            try:
+                found = self.refs_of(self.list_keys(_SEGMENTS))
+                kept, outdated = self.contiguous(found, committed)
+                written_ns = 0
+                if kept:
+                    ref, self._number, _ = kept[-1]
+                    newest = self.read_segment(ref)
+                    check_segment(newest, ref, wal_id)
+                    written_ns = written_ns_of(newest, ref)
+            except (FileNotFoundError, WalRangeError):
+                continue  # another process opens or trims the log at this moment
+            end = kept[-1][0].end if kept else committed
+            # Later than whatever the former writer tried to write
+            written_ns = max(written_ns + 1, time.time_ns())
+            fence = encode_segment(end, wal_id, [], written_ns, self.owner)
+            if self._create_next(end, fence):
+                break
+        else:
+            raise WalError(f"{self.url}: other processes take the log over again and again")
+        empty = SegmentRef(self._url_of(end, self._number), end, end)
+        segments = [Segment(ref, nbytes, now_s) for ref, _, nbytes in kept]
+        segments.append(Segment(empty, len(fence), now_s))
+        self._left = [self.key_of(ref) for ref, _, nbytes in outdated if nbytes > _EMPTY_BYTES]
+        return RecoveredLog(wal_id, segments, committed, end, written_ns)
+
+    def _read_or_create_id(self, *, create: bool) -> str:
+        try:
+            text = self.read(meta.META)
+        except FileNotFoundError as error:
+            if not create:
+                raise WalMissingError(f"{self.url} has no log") from error
+            try:
+                self.create(meta.META, meta.meta_text(uuid4().hex))
+                text = self.read(meta.META)
+            except FileNotFoundError as missing:
+                raise WalError(f"{self.url}: {reason_of(missing)}") from missing
+        wal_id = meta.parse_meta(text, f"{self.url}/{meta.META}")
+        # Where the condition has no effect, the same content once more does no harm.
+        if self.create_again(meta.META, text):
+            return wal_id
+        raise WalError(
+            f"{self.url}: this store has no conditional writes (it ignores If-None-Match), so two "
+            "writers could replace each other's segments: use another store, or a folder"
+        )
+
+    def _create_next(self, first: int, data: bytes) -> bool:
+        """Create the segment of the next number; False if another writer did. Raises WalError."""
+        number = self._number + 1
+        try:
+            is_ours = self.create(f"{_SEGMENTS}/{first:020}.{number:010}.arrow", data)
+        except FileNotFoundError as error:
+            raise WalError(f"{self.url}: {reason_of(error)}") from error
+        if is_ours:
+            self._number = number
+        return is_ours
+
+    def _url_of(self, first: int, number: int) -> str:
+        return f"{self.url}/{_SEGMENTS}/{first:020}.{number:010}.arrow"
+
+    def write_segment(self, first: int, end: int, data: bytes) -> str:
+        if not self._create_next(first, data):
+            raise WalFencedError(f"{self.url} was taken over by another process")
+        return self._url_of(first, self._number)
+
+    def read_segment(self, ref: SegmentRef) -> bytes:
+        try:
+            return self.read(self.key_of(ref))
+        except FileNotFoundError as error:
+            raise WalRangeError(f"{ref.path} is gone: it was committed and trimmed") from error
+
+    def remove_segments(self, refs: Sequence[SegmentRef]) -> None:
+        self._left += [self.key_of(ref) for ref in refs if ref.first < ref.end]
+        if self._left:
+            self.remove(self._left)
+            self._left = []
+
+    def committed_by_readers(self) -> int:
+        return self.read_committed()
+
+    def probe(self, nbytes: int) -> None:
+        """Nothing: an object store has room."""
+
+
+class StoreSource(_StoredLog):
+    """The reader's side of a log in an object store; see `pipelines.wal.place.LogSource`."""
+
+    def __init__(self, url: str, store: Any = None, **settings: Any) -> None:
+        """``store`` and ``settings`` are for tests. Raises SetupError, WalError."""
+        super().__init__(url, store, **settings)
+        # The last segment listed, an empty one, too
+        self._last: tuple[str, int] | None = None
+
+    def list_segments(self, known: Sequence[SegmentRef]) -> list[SegmentRef] | None:
+        last = self._last if known or self._last is None else None
+        keys = self.list_keys(_SEGMENTS, after=last[0] if last else "")
+        if not keys:
+            return None if self._last else []
+        try:
+            found = self.refs_of(keys)
+        except FileNotFoundError:
+            return None  # trimmed between the two requests; the next call sees it all
+        if last is None or found[0][1] != last[1] + 1:
+            found, _ = self.contiguous(found, self.read_committed())
+        self._last = (self.key_of(found[-1][0]), found[-1][1])
+        return [ref for ref, *_ in found if ref.first < ref.end]
+
+    def commit(self, lsn: int) -> None:
+        if lsn > self.read_committed():
+            self.write_committed(lsn)

@@ -1,0 +1,84 @@
+"""A job whose receiver is killed starts its query again, within a bound."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.dataset as ds
+import pytest
+
+from pipelines.__main__ import main
+from pipelines.jobs import job as jobs
+from pipelines.jobs.restarts import RestartBound
+from tests.pipelines.drill.processes import command_of, descendants
+from tests.pipelines.source.publishing import publish, wait_until
+from tests.soak import in_short_soak
+from trionsq.testing import OpenBroker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_RUNNER = "python_streaming_source_runner"
+
+
+def test_restarts_are_bounded_within_a_period() -> None:
+    """So many restarts are allowed in a period; later ones are counted anew."""
+    now = [0.0]
+    bound = RestartBound(2, 10.0, lambda: now[0])
+    assert [bound.allows_one() for _ in range(3)] == [True, True, False]
+    now[0] = 9.9
+    assert not bound.allows_one()
+    now[0] = 10.0
+    assert bound.allows_one()
+
+
+@in_short_soak
+def test_a_killed_receiver_is_named_and_the_query_goes_on(
+    spark: SparkSession,
+    nsqd: OpenBroker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The table has each message once after a kill; at the last allowed kill the job ends by 1."""
+    monkeypatch.setattr(jobs, "RestartBound", lambda: RestartBound(1))
+    codes: list[int] = []
+    flags = [f"--nsqd-tcp-address={nsqd.tcp_address}", "--topic=t", "--trigger=100ms"]
+    flags += [f"--checkpoint={tmp_path}/state", f"--output={tmp_path}/table"]
+    flags += ["--source-option=msgTimeoutMs=3000", "--compact-every=0"]
+    table = tmp_path / "table"
+
+    def rows() -> int:
+        # A dataset refuses a folder that the job has not made yet.
+        return int(ds.dataset(table, partitioning="hive").count_rows()) if table.exists() else 0
+
+    def kill_receiver() -> None:
+        # Not a parent of what runs the tests; the session's JVM is its child.
+        found = [pid for pid in descendants(os.getpid()) if _RUNNER in command_of(pid)]
+        for pid in found:
+            os.kill(pid, signal.SIGKILL)
+
+    def disturb() -> None:
+        publish(nsqd.http_address, "t", [b"%d" % number for number in range(1000)])
+        wait_until(lambda: rows() == 1000)
+        kill_receiver()
+        publish(nsqd.http_address, "t", [b"%d" % number for number in range(1000, 2000)])
+        wait_until(lambda: rows() == 2000)
+        kill_receiver()
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    codes.append(main(["archive", *flags], spark))
+    thread.join()
+    assert codes == [1]
+    lines = capsys.readouterr().err.splitlines()
+    killed = [line for line in lines if "the receiver's process was killed" in line]
+    assert len(killed) == 2, lines
+    assert killed[0].endswith("starting the query again")
+    assert "2 times within 10 minutes" in killed[1]
+    bodies = ds.dataset(table, partitioning="hive").to_table(columns=["body"])["body"].to_pylist()
+    assert sorted(map(int, bodies)) == list(range(2000))

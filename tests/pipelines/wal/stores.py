@@ -1,0 +1,152 @@
+"""Object stores for tests: one in memory that fails as asked, and moto's S3 server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from obstore.exceptions import GenericError
+from obstore.store import MemoryStore
+
+from pipelines.wal import LogView, Wal, WalLimits
+from pipelines.wal.store import StorePlace, StoreSource
+from tests.pipelines.wal.logs import LIMITS
+
+URL = "s3://bucket/log"
+
+
+class FaultyStore:
+    """A store in memory, shared by many clients.
+
+    Attributes:
+        before, after: called with the name of each request and its arguments, before it has an
+            effect and before it is answered; may raise.
+        requests: the number of requests by name.
+    """
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.before: Callable[..., None] = lambda name, *arguments: None
+        self.after: Callable[..., None] = lambda name, *arguments: None
+        self.requests: list[str] = []
+        self.is_conditional = True
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self.store, name)
+
+        def request(*arguments: Any, **options: Any) -> Any:
+            self.requests.append(name)
+            if not self.is_conditional:
+                options.pop("mode", None)
+            self.before(name, *arguments)
+            answer = real(*arguments, **options)
+            self.after(name, *arguments)
+            return answer
+
+        return request
+
+    def names(self) -> list[str]:
+        """The names of all objects, sorted."""
+        return sorted(item["path"] for chunk in self.store.list() for item in chunk)
+
+
+class FakeTime:
+    """A clock that goes on only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def clock(self) -> float:
+        return self.now_s
+
+
+def open_stored(
+    store: FaultyStore,
+    limits: WalLimits = LIMITS,
+    time: FakeTime | None = None,
+    *,
+    create: bool = True,
+) -> Wal:
+    """The log in that store; a new one if there is none."""
+    fake = time or FakeTime()
+    place = StorePlace(URL, store, sleep=fake.sleep, clock=fake.clock)
+    return Wal(place, create=create, limits=limits, clock=fake.clock)
+
+
+def view_of(store: FaultyStore) -> LogView:
+    """The log in that store, for a reader."""
+    fake = FakeTime()
+    return LogView(StoreSource(URL, store, sleep=fake.sleep, clock=fake.clock))
+
+
+def unreachable(*_: object) -> None:
+    """For `FaultyStore.before` and ``after``."""
+    raise GenericError("error sending request")
+
+
+# moto's server
+
+
+class S3Server:
+    """moto's S3 server, a process of its own; what is in it is lost at `kill`."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a client needs."""
+        return {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_ACCESS_KEY_ID": "id",
+            "AWS_SECRET_ACCESS_KEY": "the-secret",
+            "AWS_REGION": "us-east-1",
+        }
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        deadline_s = time.monotonic() + 120
+        while True:
+            try:
+                self.make_bucket("bucket")
+            except (urllib.error.URLError, OSError):
+                if time.monotonic() > deadline_s or self.process.poll() is not None:
+                    raise
+                time.sleep(0.1)
+            else:
+                return
+
+    def make_bucket(self, name: str) -> None:
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/{name}", method="PUT")
+        urllib.request.urlopen(request, timeout=30).close()
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+@contextmanager
+def s3_server(port: int) -> Iterator[S3Server]:
+    """A running server."""
+    server = S3Server(port)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
