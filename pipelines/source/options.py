@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Final
 
 from pipelines.errors import OptionsError
@@ -22,6 +23,7 @@ from pipelines.options import (
     read_options,
     text,
     texts,
+    timestamp,
 )
 from pipelines.receiver import ReceiverConfig
 from pipelines.wal import WalLimits
@@ -66,7 +68,9 @@ _LOG_OPTIONS: Final = (
         "committed",
     ),
     Option("failOnDataLoss", boolean, "fail when the log lacks messages to be read", True),
+    Option("startingTimestamp", timestamp, "in place of it: RFC 3339, or ms since 1970"),
     Option("minPartitions", integer(1, 10_000), "minimum number of tasks of a microbatch", 1),
+    Option("maxRecordsPerPartition", integer(), "maximum messages of a task", 50_000),
 )
 
 STREAM: Final = (
@@ -84,6 +88,7 @@ STREAM: Final = (
         15_000,
     ),
     Option("maxMessagesPerTrigger", integer(), "maximum messages of a microbatch"),
+    Option("maxBytesPerTrigger", byte_size, "the same by bytes, from the mean size of messages"),
     Option("minMessagesPerTrigger", integer(), "a microbatch waits for this many messages"),
     Option("maxTriggerDelay", duration_s, "limit for that waiting", 900.0),
     Option(
@@ -114,6 +119,7 @@ STREAM: Final = (
 )
 
 _OF_LOGS: Final = (
+    "maxBytesPerTrigger",
     "maxMessagesPerTrigger",
     "minMessagesPerTrigger",
     "maxTriggerDelay",
@@ -124,6 +130,7 @@ LOGS: Final = (*_LOG_OPTIONS, *(option for option in STREAM if option.name in _O
 BATCH: Final = (
     *_LOG_OPTIONS,
     Option("endingOffsets", _offset, "where it ends: committed, latest, or a position", "latest"),
+    Option("endingTimestamp", timestamp, "in place of it: messages before this time"),
 )
 
 
@@ -157,7 +164,10 @@ class StreamOptions:
     starting_offsets: str | int
     fail_on_data_loss: bool
     min_partitions: int
+    max_records: int
+    starting_time: datetime | None
     max_messages: int | None
+    max_bytes: int | None
     min_messages: int | None
     max_trigger_delay_s: float
     available_now_idle_s: float
@@ -184,7 +194,10 @@ class StreamOptions:
             starting_offsets=values["startingOffsets"],
             fail_on_data_loss=values["failOnDataLoss"],
             min_partitions=values["minPartitions"],
+            max_records=values["maxRecordsPerPartition"],
+            starting_time=values["startingTimestamp"],
             max_messages=values["maxMessagesPerTrigger"],
+            max_bytes=values["maxBytesPerTrigger"],
             min_messages=values["minMessagesPerTrigger"],
             max_trigger_delay_s=values["maxTriggerDelay"],
             available_now_idle_s=values["availableNowIdle"],
@@ -201,6 +214,9 @@ class BatchOptions:
     ending_offsets: str | int
     fail_on_data_loss: bool
     min_partitions: int
+    max_records: int
+    starting_time: datetime | None
+    ending_time: datetime | None
 
     @classmethod
     def read(cls, options: Mapping[str, str]) -> BatchOptions:
@@ -220,6 +236,9 @@ class BatchOptions:
             ending_offsets=values["endingOffsets"],
             fail_on_data_loss=values["failOnDataLoss"],
             min_partitions=values["minPartitions"],
+            max_records=values["maxRecordsPerPartition"],
+            starting_time=values["startingTimestamp"],
+            ending_time=values["endingTimestamp"],
         )
 
 
@@ -236,7 +255,10 @@ class LogsOptions:
     starting_offsets: str
     fail_on_data_loss: bool
     min_partitions: int
+    max_records: int
+    starting_time: datetime | None
     max_messages: int | None
+    max_bytes: int | None
     min_messages: int | None
     max_trigger_delay_s: float
     lock_timeout_s: float
@@ -267,7 +289,10 @@ class LogsOptions:
             starting_offsets=values["startingOffsets"],
             fail_on_data_loss=values["failOnDataLoss"],
             min_partitions=values["minPartitions"],
+            max_records=values["maxRecordsPerPartition"],
+            starting_time=values["startingTimestamp"],
             max_messages=values["maxMessagesPerTrigger"],
+            max_bytes=values["maxBytesPerTrigger"],
             min_messages=values["minMessagesPerTrigger"],
             max_trigger_delay_s=values["maxTriggerDelay"],
             lock_timeout_s=values["wal.lockTimeout"],

@@ -19,6 +19,7 @@ from pipelines.options import (
     read_options,
     text,
     texts,
+    timestamp,
 )
 from pipelines.source.options import client_config, is_pattern
 from pipelines.topiclog.places import (
@@ -26,7 +27,7 @@ from pipelines.topiclog.places import (
     END,
     Positions,
     parse_positions,
-    parse_timestamp,
+    position_at,
 )
 from trionsq.client import Config
 from trionsq.hostport import parse_address
@@ -75,7 +76,7 @@ def _shared_options(starting: str) -> tuple[Option, ...]:
         Option("nsqd.http.addresses", _http_addresses, "host:port,... or URLs of nsqd's HTTP", ()),
         Option("lookupd.http.addresses", lookupd_addresses, "host:port,... or URLs", ()),
         Option("startingOffsets", _starting, _STARTING_HELP, _starting(starting)),
-        Option("startingTimestamp", parse_timestamp, "in place of it: RFC 3339, or ms since 1970"),
+        Option("startingTimestamp", timestamp, "in place of it: RFC 3339, or ms since 1970"),
         Option("failOnDataLoss", boolean, "fail when a log lacks messages to be read", True),
         Option("minPartitions", integer(1, 10_000), "minimum number of tasks of a microbatch", 1),
         Option("maxRecordsPerPartition", integer(), "maximum messages of a task", 200_000),
@@ -99,7 +100,7 @@ STREAM: Final = (
 BATCH: Final = (
     *_shared_options("earliest"),
     Option("endingOffsets", _ending, _STARTING_HELP, _ending("latest")),
-    Option("endingTimestamp", parse_timestamp, "in place of it: messages before this time"),
+    Option("endingTimestamp", timestamp, "in place of it: messages before this time"),
 )
 
 
@@ -182,9 +183,9 @@ class TopicLogOptions:
         topic = values["topic"]
         starting, ending = values["startingOffsets"], values.get("endingOffsets", Positions(END))
         if values["startingTimestamp"] is not None:
-            starting = Positions(values["startingTimestamp"])
+            starting = Positions(position_at(values["startingTimestamp"]))
         if values.get("endingTimestamp") is not None:
-            ending = Positions(values["endingTimestamp"])
+            ending = Positions(position_at(values["endingTimestamp"]))
         return cls(
             topics=() if is_pattern(topic) else texts(topic),
             topic_pattern=topic if is_pattern(topic) else "",

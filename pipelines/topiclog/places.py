@@ -7,9 +7,8 @@ token says of which log the sequence is: a topic that was deleted and made again
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeAlias
 
 __all__ = [
@@ -22,8 +21,8 @@ __all__ = [
     "cut_range",
     "offset_of",
     "parse_positions",
-    "parse_timestamp",
     "places_of",
+    "position_at",
     "share_messages",
 ]
 
@@ -33,9 +32,6 @@ END: Final = "end"
 
 _KAFKA_NUMBERS: Final = {-2: BEGINNING, -1: END}
 _WORDS: Final = {"earliest": BEGINNING, "latest": END}
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-# nsqd's form; datetime.fromisoformat takes others, too.
-_RFC3339: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
 
 
 class LogName(NamedTuple):
@@ -141,24 +137,9 @@ def _position(value: object) -> str:
     return _KAFKA_NUMBERS.get(value, str(value))
 
 
-def parse_timestamp(text: str) -> str:
-    """A time for nsqd, from milliseconds since 1970 or a time as RFC 3339 writes it.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    text = text.strip()
-    if text.isascii() and text.isdecimal():
-        try:
-            moment = _EPOCH + timedelta(milliseconds=int(text))
-        except OverflowError:
-            raise ValueError(f"{text} ms is after the year 9999") from None
-        return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond:06}Z"
-    if _RFC3339.fullmatch(text) is None:
-        raise ValueError(
-            f"{text!r} is neither milliseconds since 1970 nor a time such as 2026-01-31T12:00:00Z"
-        )
-    return text
+def position_at(moment: datetime) -> str:
+    """The position of a time in UTC."""
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond:06}Z"
 
 
 # Microbatches and partitions

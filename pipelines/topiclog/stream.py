@@ -19,8 +19,6 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
-    ReadMaxRows,
-    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 
@@ -64,7 +62,10 @@ class TopicLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._nsqds = Nsqds(options)
         self._channel = FollowingChannel(options.channel, self._nsqds)
         self._limits = BatchLimits(
-            options.max_messages, options.min_messages, options.max_trigger_delay_s
+            options.max_messages,
+            options.min_messages,
+            options.max_trigger_delay_s,
+            options.max_bytes,
         )
         # With Trigger.AvailableNow: where each log ended at the start.
         self._targets: Places | None = None
@@ -91,11 +92,7 @@ class TopicLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """The options' limit. Spark's API has room for one; `latestOffset` applies them all."""
-        if self._options.max_messages is not None:
-            return ReadMaxRows(self._options.max_messages)
-        if self._options.min_messages is not None:
-            return ReadMinRows(self._options.min_messages)
-        return ReadAllAvailable()
+        return self._limits.read_limit()
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read only the messages available now, then end the query.
@@ -255,12 +252,15 @@ class TopicLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         total = sum(backlogs.values())
         if isinstance(limit, ReadAllAvailable) and self._options.max_bytes is None:
             return total
-        may_wait = self._targets is None
-        count = self._limits.batch_end(0, total, time.monotonic(), may_wait=may_wait)
-        if not count or self._options.max_bytes is None:
-            return count
-        nbytes = await self._estimate_bytes(backlogs)
-        return max(1, min(count, int(total * self._options.max_bytes / max(nbytes, 1.0))))
+        is_measured = total and self._options.max_bytes is not None
+        nbytes = await self._estimate_bytes(backlogs) if is_measured else 0.0
+        return self._limits.batch_end(
+            0,
+            total,
+            time.monotonic(),
+            may_wait=self._targets is None,
+            message_bytes=nbytes / max(total, 1),
+        )
 
     async def _estimate_bytes(self, backlogs: Mapping[LogName, int]) -> float:
         sizes = await self._nsqds.ask_all(backlogs, self._nsqds.measure)
