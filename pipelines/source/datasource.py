@@ -10,6 +10,7 @@ from pipelines.sink.commands import check_schema
 from pipelines.sink.options import SinkOptions
 from pipelines.sink.writers import NsqStagedWriter, NsqStreamWriter, NsqWriter
 from pipelines.source.batch import NsqBatchReader
+from pipelines.source.naming import named_options
 from pipelines.source.options import (
     BatchOptions,
     LogsOptions,
@@ -38,9 +39,9 @@ class NsqDataSource(DataSource):
     def schema(self) -> str:
         """The columns of a message. Raises OptionsError, so that load() reports unknown options."""
         if is_log_mode(self.options):
-            check_log_names(self.options)
+            check_log_names(named_options(self.options, has_log=False))
         else:
-            check_names(self.options)
+            check_names(named_options(self.options, has_log=True))
         return SPARK_SCHEMA
 
     def streamReader(
@@ -49,10 +50,12 @@ class NsqDataSource(DataSource):
         """The reader of ``readStream``. Raises OptionsError; ValueError: another schema."""
         _check_columns(schema)
         if is_log_mode(self.options):
-            return TopicLogStreamReader(TopicLogOptions.read_stream(self.options))
-        if logs_root(dict(self.options).get("walpath", "")) is not None:
-            return NsqLogsReader(LogsOptions.read(self.options))
-        return NsqStreamReader(StreamOptions.read(self.options))
+            options = named_options(self.options, has_log=False)
+            return TopicLogStreamReader(TopicLogOptions.read_stream(options))
+        options = named_options(self.options, has_log=True)
+        if logs_root(options.get("walpath", "")) is not None:
+            return NsqLogsReader(LogsOptions.read(options))
+        return NsqStreamReader(StreamOptions.read(options))
 
     def reader(self, schema: StructType) -> NsqBatchReader | TopicLogBatchReader:
         """The reader of ``read``. Raises OptionsError; ValueError: another schema."""
