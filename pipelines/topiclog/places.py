@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from pipelines.options import timestamp
+
 __all__ = [
     "BEGINNING",
     "END",
@@ -103,7 +105,8 @@ class Positions(NamedTuple):
 def parse_positions(default: str, text: str) -> Positions:
     """``earliest``, ``latest``, or JSON as Kafka's source has it.
 
-    In ``{"orders": {"127.0.0.1:4151": 81237}}`` -2 means the beginning and -1 the end.
+    In ``{"orders": {"127.0.0.1:4151": 81237}}`` -2 means the beginning and -1 the end; a text is
+    earliest, latest or a time.
 
     Args:
         default: the position of logs that the JSON does not name.
@@ -131,7 +134,7 @@ def parse_positions(default: str, text: str) -> Positions:
 
 def _position(value: object) -> str:
     if isinstance(value, str):
-        return _WORDS[value.lower()]
+        return _WORDS.get(value.lower()) or position_at(timestamp(value))
     if not isinstance(value, int) or isinstance(value, bool) or value < min(_KAFKA_NUMBERS):
         raise ValueError
     return _KAFKA_NUMBERS.get(value, str(value))
