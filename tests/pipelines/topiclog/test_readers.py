@@ -6,15 +6,18 @@ import json
 import socket
 import time
 import urllib.request
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from pipelines.errors import DataLossError, NsqdAwayError, TopicLogError
 from pipelines.topiclog.batch import TopicLogBatchReader
 from pipelines.topiclog.options import TopicLogOptions
+from pipelines.topiclog.stream import TopicLogStreamReader
 from tests.pipelines.source.publishing import publish, wait_until
 from tests.pipelines.topiclog.reading import (
     ALL,
@@ -30,11 +33,13 @@ from tests.pipelines.topiclog.reading import (
     published,
     stream_of,
 )
-from tests.processes import free_address
+from tests.processes import free_address, running_nsqd, running_nsqlookupd
 from trionsq.hostport import parse_address
 from trionsq.testing import OpenBroker
 from trionsq.testing.broker import broker_in_thread
 
+LIMIT_S = 120
+in_thread = trio.to_thread.run_sync
 on_log = pytest.mark.nsqd(**LOG)
 
 
@@ -293,3 +298,45 @@ def test_a_checkpoint_of_the_receiver_is_refused() -> None:
     reader = stream_of(free_address())
     with pytest.raises(ValueError, match="not written by mode=log"):
         reader.latestOffset({"lsn": 5, "wal": "x"}, ALL)
+
+
+async def test_nsqlookupds_name_topics_and_nsqds(tmp_path: Path) -> None:
+    """A pattern finds topics, and nsqds that come later; what is not wanted is left out."""
+    async with running_nsqlookupd() as lookupd:
+        flags = [f"--lookupd-tcp-address={lookupd.tcp_address}", "--broadcast-address=127.0.0.1"]
+        flags += ["--storage=log", "--durability=always"]
+        (tmp_path / "a").mkdir()
+        (tmp_path / "b").mkdir()
+        async with (
+            running_nsqd(tmp_path / "a", flags) as first,
+            running_nsqd(tmp_path / "b", flags) as second,
+        ):
+            reader = TopicLogStreamReader(
+                TopicLogOptions.read_stream(
+                    {
+                        "mode": "log",
+                        "topic": "orders.*",
+                        "lookupd.http.addresses": lookupd.http_address,
+                        "startingOffsets": "earliest",
+                        "client.lookupd_poll_interval": "10ms",
+                    }
+                )
+            )
+            publishers = [("orders", first, 3), ("other", first, 5), ("orders-b", second, 4)]
+            for topic, nsqd, count in publishers:
+                await in_thread(partial(published, nsqd.http_address, numbered(count), topic))
+            names = {("orders", first.http_address), ("orders-b", second.http_address)}
+            offset: dict[str, Any] = {"positions": {}, "tokens": {}}
+            with trio.fail_after(LIMIT_S):
+                while {(t, n) for t, ns in offset["positions"].items() for n in ns} != names:
+                    offset, _ = await in_thread(partial(microbatch, reader, offset))
+            start = {
+                "positions": {t: dict.fromkeys(ns, 0) for t, ns in offset["positions"].items()},
+                "tokens": {t: dict.fromkeys(ns, "1.0") for t, ns in offset["tokens"].items()},
+            }
+            end, bodies = await in_thread(partial(microbatch, reader, start))
+            assert sorted(bodies) == sorted(numbered(3) + numbered(4))
+            assert end["positions"] == {
+                "orders": {first.http_address: 3},
+                "orders-b": {second.http_address: 4},
+            }
