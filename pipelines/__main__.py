@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from pipelines.errors import FolderError, SetupError, UsageError
+from pipelines.errors import FolderError, SetupError, StoreError, UsageError
 from pipelines.jobs import archive, compact, counts, deadletter, enrich, mirror, receive, replay
 from pipelines.jobs.job import Job, stop_on_signals
 from pipelines.jobs.terminal import one_line, print_line
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None, session: SparkSession | None = None)
             arguments.parser.error(str(error))
         except KeyboardInterrupt:
             return 0
-        except (SetupError, FolderError) as error:
+        except (SetupError, FolderError, StoreError) as error:
             return _failed(job, str(error))
         except Exception as error:
             if job.stopping.is_set():

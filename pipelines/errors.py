@@ -11,10 +11,12 @@ __all__ = [
     "OptionsError",
     "PublishError",
     "ReceiverError",
+    "ReceiverKilledError",
     "RowsError",
     "SetupError",
     "SinkError",
     "StageError",
+    "StoreError",
     "TopicLogError",
     "UsageError",
     "WalDamagedError",
@@ -39,6 +41,10 @@ class UsageError(Exception):
 
 class FolderError(Exception):
     """A folder of a job can't be used."""
+
+
+class StoreError(Exception):
+    """The store or disk of a table failed; a later attempt may succeed."""
 
 
 class SetupError(Exception):
@@ -100,6 +106,17 @@ class NsqdAwayError(Exception):
 
 class ReceiverError(Exception):
     """The receiver failed, or did not stop in time; the cause is attached."""
+
+
+class ReceiverKilledError(ReceiverError):
+    """The process of a query's receiver is gone: it was killed."""
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(
+            text
+            or "the receiver's process was killed, most likely because the machine or the "
+            "container ran out of memory"
+        )
 
 
 # The sink

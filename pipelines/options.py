@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from pipelines.errors import OptionsError
+from pipelines.wal.objects import SCHEMES
 from trionsq import durations
 from trionsq.client.discovery import lookup_url
 from trionsq.hostport import parse_address
@@ -28,6 +29,7 @@ __all__ = [
     "duration_s",
     "folder",
     "integer",
+    "log_place",
     "lookupd_addresses",
     "nsqd_addresses",
     "options_error_text",
@@ -40,6 +42,7 @@ __all__ = [
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 # At least two letters: RFC 3986 allows a scheme of one letter, but C: is a drive.
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+_STORES: Final = ", ".join(f"{scheme}://" for scheme in SCHEMES)
 _BROKEN_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})|%00")
 # datetime.fromisoformat takes other forms, too.
 _RFC3339: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
@@ -184,6 +187,37 @@ def folder(value: str) -> str:
         return unquote(path, errors="strict")
     except UnicodeDecodeError:
         raise ValueError(f"{value} has escapes that are not UTF-8") from None
+
+
+def log_place(value: str) -> str:
+    """The place of a log: a folder as for `folder`, or ``s3://bucket/prefix``, ``gs://``, ``az://``.
+
+    A URL is sent to executors and shown in logs, so it may have no credentials.
+    """
+    value = text(value)
+    scheme = _SCHEME.match(value)
+    if scheme is None or scheme[0].lower() == "file:":
+        return folder(value)
+    name = scheme[0][:-1].lower().replace("s3a", "s3")
+    if name == "hdfs":
+        raise ValueError(
+            f"{value}: a log can't be in HDFS, which can't keep out a second writer; use a mounted "
+            f"folder or an object store ({_STORES})"
+        )
+    if name not in SCHEMES:
+        raise ValueError(
+            f"{value} is a URL of another kind; a log is in a folder of a mounted file system, or "
+            f"in an object store ({_STORES}). For a folder of this name write ./{value}"
+        )
+    url = urlsplit(value)
+    if "@" in url.netloc or url.query or url.fragment:
+        raise ValueError(
+            f"the URL of {url.hostname} has credentials, ? or #: write {name}://bucket/prefix; "
+            "credentials come from the environment"
+        )
+    if not url.netloc or not url.path.strip("/"):
+        raise ValueError(f"{value} lacks a bucket or a prefix: write {name}://bucket/prefix")
+    return f"{name}://{url.netloc}/{url.path.strip('/')}"
 
 
 def texts(value: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final
 
@@ -89,6 +89,8 @@ def spark_session(name: str, master: str | None = None, **conf: str) -> SparkSes
     if master is not None:
         builder = builder.master(master)
     try:
+        if not submitted:
+            _start_java(settings)
         session = builder.config(map=dict(settings)).getOrCreate()
     except Py4JJavaError as error:
         # The master may have removed the application before it started.
@@ -102,6 +104,21 @@ def spark_session(name: str, master: str | None = None, **conf: str) -> SparkSes
             session.stop()
             raise
     return session
+
+
+def _start_java(settings: Mapping[str, str]) -> None:
+    """Start Java in a process session of its own, unless it runs already.
+
+    A signal to the program's process group (by a shell, or by timeout) does not reach it then: the
+    program can end its queries in order. Java ends when the program does, for they share a pipe.
+    """
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    if SparkContext._gateway is None:
+        conf = SparkConf().setAll([*settings.items()])
+        gateway = launch_gateway(conf, {"start_new_session": True})  # type: ignore[no-untyped-call]
+        SparkContext._ensure_initialized(gateway=gateway)
 
 
 def prepare(master: str | None = None) -> None:

@@ -1,6 +1,6 @@
 """The jobs: ``python -m pipelines NAME ...``, or by spark-submit.
 
-- `archive`: topics to Parquet, by date and topic
+- `archive`: topics to a table, by date and topic
 - `compact`: small files of such a table joined to larger ones
 - `counts`: rates and sizes in time windows, by topic
 - `deadletter`: messages with too many attempts, to a table and a topic
@@ -10,8 +10,9 @@
 - `mirror`: topics of one cluster into another
 
 They share `arguments` (flags, and the options of format nsq made from them), `job` (signals, the
-session, a query from start to stop), `table` (Parquet files that appear once) and `terminal`
-(progress and failures).
+session, a query from start to stop), `table` (the flags of tables) and `terminal` (progress and
+failures). `parquet` and `compaction` are a table of Parquet files; `delta`, `deltafiles` and
+`deltasource` are a Delta table.
 
 A job imports pyspark and pyarrow when it runs: ``--help`` does not wait for them. So annotations
 import their types under TYPE_CHECKING.

@@ -1,24 +1,23 @@
-"""archive: topics to Parquet, by date and topic, compacted to files of the target size."""
+"""archive: topics to a table, by date and topic, compacted to files of the target size."""
 
 from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pipelines.errors import FolderError
+from pipelines.errors import FolderError, StoreError
 from pipelines.jobs import compact
-from pipelines.jobs.arguments import add_session, add_source, duration, local_folder, source_options
+from pipelines.jobs.arguments import add_session, add_source, duration, source_options
 from pipelines.jobs.job import Job, read_messages, run_query
-from pipelines.jobs.table import Table
+from pipelines.jobs.table import add_output, existing_table, output_table
 from pipelines.jobs.terminal import print_line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 NAME: Final = "archive"
-HELP: Final = "topics to Parquet, by date and topic"
+HELP: Final = "topics to a table, by date and topic"
 EXAMPLE: Final = """\
 python -m pipelines archive --topic=orders --nsqd-tcp-address=127.0.0.1:4150 \\
     --checkpoint=run/archive/state --output=run/archive/table --once
@@ -30,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags."""
     add_source(parser, NAME, "10s")
     group = parser.add_argument_group("table")
-    group.add_argument("--output", metavar="DIR", required=True, help="folder of the table")
-    compact.add_target_size(group)
+    add_output(group, "folder of the table", required=True)
+    compact.add_compaction(group)
     group.add_argument(
         "--compact-every",
         metavar="TIME",
@@ -51,13 +50,13 @@ def with_date(frame: DataFrame) -> DataFrame:
 
 
 def run(job: Job) -> None:
-    """Run until stopped. Raises UsageError, FolderError, and Spark's exceptions."""
+    """Run until stopped. Raises UsageError, FolderError, StoreError, and Spark's exceptions."""
     arguments = job.arguments
-    output = local_folder(arguments.output, "--output")
-    compaction = _PeriodicCompaction(job, output)
+    compaction = _PeriodicCompaction(job)
     options = source_options(arguments, job.checkpoint())
+    table = output_table(arguments, PARTITION_BY)
+    assert table is not None
     spark = job.spark()
-    table = Table(output, partition_by=PARTITION_BY)
     tasks = spark.sparkContext.defaultParallelism
 
     def write(frame: DataFrame, batch: int) -> None:
@@ -77,9 +76,8 @@ def run(job: Job) -> None:
 class _PeriodicCompaction:
     """Joins files between two polls of the query, which keeps running."""
 
-    def __init__(self, job: Job, output: Path) -> None:
+    def __init__(self, job: Job) -> None:
         self._job = job
-        self._output = output
         self._last_s = time.monotonic()
 
     def run_if_due(self, *, force: bool = False) -> None:
@@ -88,8 +86,10 @@ class _PeriodicCompaction:
         is_due = every_s and time.monotonic() - self._last_s >= every_s
         if self._job.stopping.is_set() or not (is_due or force):
             return
+        arguments = self._job.arguments
         try:
-            compact.compact_job_table(self._job, self._output)
-        except FolderError as error:
+            table = existing_table(arguments, "--output", arguments.output)
+            compact.compact_job_table(self._job, table)
+        except (FolderError, StoreError) as error:
             print_line(self._job.name, str(error))
         self._last_s = time.monotonic()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from pipelines.errors import FolderError, OptionsError, UsageError
-from pipelines.options import byte_size, duration_s, folder
+from pipelines.options import byte_size, duration_s, log_place
 
 __all__ = [
     "add_addresses",
@@ -52,7 +52,7 @@ def add_source(parser: argparse.ArgumentParser, channel: str, trigger: str) -> N
         "--topic",
         metavar="TOPIC",
         action="append",
-        required=True,
+        default=[],
         help="one, several, or a regular expression (with --lookupd-http-address)",
     )
     group.add_argument("--channel", default=channel, help="default: %(default)s")
@@ -81,8 +81,9 @@ def add_source(parser: argparse.ArgumentParser, channel: str, trigger: str) -> N
     group.add_argument(
         "--wal",
         metavar="DIR",
-        type=_argument(folder),
-        help="the log of received messages (default: in --checkpoint)",
+        type=_argument(log_place),
+        help="the log of received messages (default: in --checkpoint); DIR/*: the logs of "
+        "receivers of their own (see receive), without --topic",
     )
     group.add_argument(
         "--trigger",
@@ -225,8 +226,15 @@ def local_folder(text: str, flag: str) -> Path:
 
 def source_options(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, str]:
     """Options of the stream. Raises UsageError."""
-    from pipelines.source.options import StreamOptions
+    from pipelines.source.options import LogsOptions, StreamOptions, logs_root
 
+    options = pairs("--source-option", arguments.source_option)
+    if arguments.wal is not None and logs_root(arguments.wal) is not None:
+        options["walPath"] = arguments.wal
+        _check(lambda: LogsOptions.read(options))
+        return options
+    if not arguments.topic:
+        raise UsageError("--topic is required")
     require_one_kind(arguments.nsqd_tcp_address, arguments.lookupd_http_address)
     options = {
         "topic": ",".join(arguments.topic),
@@ -234,7 +242,7 @@ def source_options(arguments: argparse.Namespace, checkpoint: Path) -> dict[str,
         "walPath": arguments.wal or str(checkpoint / "wal"),
         **_address_options(arguments.nsqd_tcp_address, arguments.lookupd_http_address),
         **_client_options("--consumer-opt", arguments.consumer_opt),
-        **pairs("--source-option", arguments.source_option),
+        **options,
     }
     _check(lambda: StreamOptions.read(options))
     return options

@@ -17,13 +17,14 @@ from pipelines.jobs.arguments import (
     window,
 )
 from pipelines.jobs.job import Job, read_messages, run_query
+from pipelines.jobs.table import Table, add_output, output_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 NAME: Final = "counts"
-HELP: Final = "rates and sizes in windows, by topic, to the console, Parquet or a topic"
+HELP: Final = "rates and sizes in windows, by topic, to the console, a table or a topic"
 EXAMPLE: Final = """\
 python -m pipelines counts --topic=orders --nsqd-tcp-address=127.0.0.1:4150 \\
     --checkpoint=run/counts/state --window=10s --once
@@ -50,10 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="30s",
         help="messages that arrive later than this are not counted (default: %(default)s)",
     )
-    group.add_argument(
-        "--output",
-        metavar="DIR",
-        help="folder of Parquet files for complete windows; without this and a topic: the console",
+    add_output(
+        group, "folder of a table for complete windows; without this and a topic: the console"
     )
     add_destination(
         parser,
@@ -96,22 +95,31 @@ def run(job: Job) -> None:
         raise UsageError("either --output or --destination-topic, not both")
     options = source_options(arguments, job.checkpoint())
     sink = None
+    table = output_table(arguments) if arguments.format == "delta" else None
     if arguments.destination_topic:
         sink = sink_options(arguments, arguments.destination_topic)
     frame = count_windows(
         read_messages(job.spark(), options), arguments.window, arguments.watermark
     )
-    run_query(job, _writer(frame, sink, arguments.output))
+    run_query(job, _writer(frame, sink, arguments, table), table=table)
 
 
-def _writer(frame: DataFrame, sink: dict[str, str] | None, output: str | None) -> DataStreamWriter:
+def _writer(
+    frame: DataFrame,
+    sink: dict[str, str] | None,
+    arguments: argparse.Namespace,
+    table: Table | None,
+) -> DataStreamWriter:
     from pyspark.sql import functions as f
 
     if sink is not None:
         rows = frame.select(f.to_json(f.struct("*")).alias("body"))
         return rows.writeStream.outputMode("append").format("nsq").options(**sink)
-    if output is not None:
-        path = str(local_folder(output, "--output"))
+    if table is not None:
+        return frame.writeStream.outputMode("append").foreachBatch(table.write)
+    if arguments.output:
+        # Spark's own list of files: tables of earlier versions have it.
+        path = str(local_folder(arguments.output, "--output"))
         return frame.writeStream.outputMode("append").format("parquet").option("path", path)
     return frame.writeStream.outputMode("update").foreachBatch(_print)
 

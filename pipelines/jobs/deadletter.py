@@ -15,12 +15,11 @@ from pipelines.jobs.arguments import (
     add_destination,
     add_session,
     add_source,
-    local_folder,
     sink_options,
     source_options,
 )
 from pipelines.jobs.job import Job, persisted, publish_rows, read_messages, run_query
-from pipelines.jobs.table import Table
+from pipelines.jobs.table import add_output, output_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -44,9 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=5,
         help="a message with more attempts on the channel is dead (default: %(default)s)",
     )
-    group.add_argument(
-        "--output", metavar="DIR", help="folder of a Parquet table for dead messages"
-    )
+    add_output(group, "folder of a table for dead messages")
     group.add_argument("--rest-topic", metavar="TOPIC", help="topic for the other messages")
     group.add_argument("--drop-rest", action="store_true", help="discard the other messages")
     add_destination(
@@ -66,9 +63,7 @@ def run(job: Job) -> None:
         sink_options(arguments, topic) if topic else None
         for topic in (arguments.destination_topic, arguments.rest_topic)
     )
-    table = None
-    if arguments.output:
-        table = Table(local_folder(arguments.output, "--output"), partition_by=PARTITION_BY)
+    table = output_table(arguments, PARTITION_BY)
 
     def write(frame: DataFrame, batch: int) -> None:
         is_dead = f.col("attempts") > arguments.attempts

@@ -11,13 +11,13 @@ from pipelines.jobs.arguments import (
     add_destination,
     add_session,
     add_source,
-    local_folder,
     pairs,
     sink_options,
     source_options,
 )
+from pipelines.jobs.delta import DELTA_URLS, DeltaTable
 from pipelines.jobs.job import Job, persisted, publish_rows, read_messages, run_query
-from pipelines.jobs.table import Table
+from pipelines.jobs.table import add_output, existing_table, output_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--table",
         metavar="PATH",
         required=True,
-        help="the static table, a file or folder: .csv (with a header), .json, .orc, else Parquet",
+        help="the static table, a file or folder: .csv (with a header), .json, .orc, else Delta or "
+        "Parquet",
     )
     group.add_argument(
         "--table-option",
@@ -60,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         help="query of the views messages and static; rows without a column body become JSON",
     )
-    group.add_argument("--output", metavar="DIR", help="folder of a Parquet table for the result")
+    add_output(group, "folder of a table for the result")
     add_destination(
         parser, topic_help="topic for the result", addresses_help=" (default: the source's)"
     )
@@ -76,7 +77,7 @@ def run(job: Job) -> None:
     sink = None
     if arguments.destination_topic:
         sink = sink_options(arguments, arguments.destination_topic)
-    table = Table(local_folder(arguments.output, "--output")) if arguments.output else None
+    table = output_table(arguments)
     spark = job.spark()
     _static_table(spark, arguments).createOrReplaceTempView("static")
     read_messages(spark, options).createOrReplaceTempView("messages")
@@ -105,11 +106,16 @@ def as_messages(frame: DataFrame) -> DataFrame:
 
 
 def _static_table(spark: SparkSession, arguments: argparse.Namespace) -> DataFrame:
-    path = Path(arguments.table)
-    if "://" not in arguments.table and not path.exists():
-        raise FolderError(f"--table: {path} does not exist")
-    format_ = _FORMATS.get(path.suffix, "parquet")
+    text = arguments.table
+    format_ = _FORMATS.get(Path(text).suffix, "parquet")
+    is_url = "://" in text
+    if format_ == "parquet" and (not is_url or text.startswith(DELTA_URLS)):
+        table = existing_table(arguments, "--table", text)
+        if isinstance(table, DeltaTable):
+            return table.read(spark)
+    if not is_url and not Path(text).exists():
+        raise FolderError(f"--table: {text} does not exist")
     options = {"header": "true"} if format_ == "csv" else {}
     options |= pairs("--table-option", arguments.table_option)
-    location = arguments.table if "://" in arguments.table else str(path.absolute())
+    location = text if is_url else str(Path(text).absolute())
     return spark.read.format(format_).options(**options).load(location)

@@ -10,11 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any, Final
 
-from pipelines.errors import ReceiverError
+from pipelines.errors import ReceiverKilledError
 from pipelines.jobs.arguments import local_folder, pairs
-from pipelines.jobs.restarts import KILLED, RestartBound, was_receiver_killed
+from pipelines.jobs.restarts import Restarts, was_receiver_killed
 from pipelines.jobs.table import Table
 from pipelines.jobs.terminal import Progress, print_line
 from pipelines.session import spark_session
@@ -152,17 +153,17 @@ def run_query(
 ) -> None:
     """Start a query and watch it until it ends (--once), fails, or a signal comes.
 
+    After a failure that passes (`Restarts`) the query is started again.
+
     Args:
         job: its flags have the checkpoint and the trigger.
         writer: with a sink.
         table: the table that the query writes to.
         on_poll: called while the query runs, four times a second, and once after its end.
 
-    A query whose receiver was killed is started again, up to five times in ten minutes.
-
     Raises:
         StreamingQueryException: the query failed.
-        ReceiverError: the receiver was killed too often.
+        ReceiverKilledError: the process of its receiver was killed too often.
     """
     arguments = job.arguments
     writer = writer.option("checkpointLocation", str(job.checkpoint() / "spark"))
@@ -170,39 +171,31 @@ def run_query(
         writer = writer.trigger(availableNow=True)
     else:
         writer = writer.trigger(processingTime=f"{round(arguments.trigger * 1000)} milliseconds")
-    if job.stopping.is_set():
-        return
     progress = Progress(job.name)
-    bound = RestartBound()
+    restarts = Restarts(job.name, _folders_of(job), job.stopping)
     try:
-        while True:
-            query = writer.start()
-            _watch_query(job, query, progress, table, on_poll)
-            if (failure := query.exception()) is None:
+        while not job.stopping.is_set():
+            failure = _run_once(job, writer, progress, table, on_poll)
+            if failure is None:
                 break
-            if not was_receiver_killed(query):
-                raise failure
-            if not bound.allows_one():
-                raise ReceiverError(
-                    f"{KILLED}, {bound.most + 1} times within {bound.period_s / 60:.0f} minutes"
-                )
-            if job.stopping.is_set():
-                break
-            print_line(job.name, f"{KILLED}; starting the query again")
+            restarts.wait(failure, progress.batches)
+            # Started again, the query has the same id.
+            table = None
     finally:
         progress.finish()
     if on_poll is not None:
         on_poll()
 
 
-def _watch_query(
+def _run_once(
     job: Job,
-    query: StreamingQuery,
+    writer: DataStreamWriter,
     progress: Progress,
     table: Table | None,
     on_poll: Callable[[], None] | None,
-) -> None:
-    """Return when the query has ended or failed; a signal stops it."""
+) -> Exception | None:
+    """Run the query until it ends or a signal comes; its failure."""
+    query = writer.start()
     try:
         if table is not None:
             table.set_query_id(query.id)
@@ -215,6 +208,20 @@ def _watch_query(
             _wait_for_batch(query)
     finally:
         _stop_query(job, query, progress)
+    return ReceiverKilledError() if was_receiver_killed(query) else query.exception()
+
+
+def _folders_of(job: Job) -> dict[str, str]:
+    """The folders that a query writes to, by their flags."""
+    arguments = job.arguments
+    folders = {"--checkpoint": str(job.checkpoint())}
+    if arguments.wal and "://" not in arguments.wal:
+        folders["--wal"] = arguments.wal
+    output = getattr(arguments, "output", None)
+    if output and "://" not in output:
+        folders["--output"] = str(Path(output).absolute())
+    folders["spark.local.dir"] = job.spark().conf.get("spark.local.dir", None) or gettempdir()
+    return folders
 
 
 def _reports(query: StreamingQuery) -> list[dict[str, Any]]:

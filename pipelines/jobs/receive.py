@@ -104,7 +104,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(job: Job) -> None:
     """Receive until stopped. Raises UsageError, WalError, ReceiverError, and Spark's exceptions."""
     from pipelines.receiver.detached import run_receiver
+    from pipelines.receiver.loglines import limit_repeated_lines
 
+    limit_repeated_lines()
     for name in ("pipelines.receiver", "pipelines.wal"):
         logging.getLogger(name).setLevel(logging.INFO)
     arguments = job.arguments

@@ -27,15 +27,17 @@ from pipelines.jobs.arguments import (
     sink_options,
     split,
 )
-from pipelines.jobs.compact import batches_of, read_lock
+from pipelines.jobs.compaction import batches_of, read_lock
+from pipelines.jobs.delta import Condition, DeltaTable, parse_location
 from pipelines.jobs.job import Job
-from pipelines.jobs.table import replace_file
+from pipelines.jobs.parquet import replace_file
+from pipelines.jobs.table import add_store_options, existing_table
 from pipelines.jobs.terminal import Progress, print_line
 from pipelines.sink.options import SinkOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame
 
 __all__ = ["ORDER", "PacedChunks", "RateLimit", "ReplayPosition"]
 
@@ -61,7 +63,10 @@ _POSITION: Final = "replay.json"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags."""
     group = parser.add_argument_group("archive")
-    group.add_argument("--input", metavar="DIR", required=True, help="folder of archive's table")
+    group.add_argument(
+        "--input", metavar="DIR", required=True, help="archive's table: a folder, or its URL"
+    )
+    add_store_options(group)
     group.add_argument("--topic", action="append", required=True, help="one or several")
     group.add_argument(
         "--since",
@@ -117,9 +122,7 @@ def run(job: Job) -> None:
     arguments = job.arguments
     if arguments.rate < 0:
         raise UsageError("--rate must be at least 0")
-    table = Path(arguments.input).absolute()
-    if not table.is_dir():
-        raise FolderError(f"--input: there is no folder {table}")
+    table = existing_table(arguments, "--input", arguments.input)
     sink = SinkOptions.read(_sink_options(arguments))
     checkpoint = job.checkpoint()
     position = ReplayPosition(checkpoint / _POSITION, _request_of(arguments))
@@ -128,9 +131,15 @@ def run(job: Job) -> None:
         return
     ordered = checkpoint / "sorted"
     if not (ordered / "_SUCCESS").exists():
-        with read_lock(table):
-            frame = select_messages(job.spark(), table, arguments)
-            write_sorted(frame, ordered, _parquet_bytes(table))
+        if isinstance(table, DeltaTable):
+            only = _partitions_of(arguments)
+            nbytes = sum(file.nbytes for file in table.files(only))
+            frame = select_messages(table.read(job.spark(), only), arguments)
+            write_sorted(frame, ordered, nbytes)
+        else:
+            with read_lock(table):
+                archive = job.spark().read.schema(_SCHEMA).parquet(str(table))
+                write_sorted(select_messages(archive, arguments), ordered, _parquet_bytes(table))
     job.close()
     if _publish_all(job, sorted_batches(ordered, position.rows), sink, position):
         shutil.rmtree(ordered)
@@ -145,7 +154,7 @@ def _sink_options(arguments: argparse.Namespace) -> dict[str, str]:
 def _request_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """The flags that have to be equal for a replay to resume."""
     return {
-        "input": str(Path(arguments.input).absolute()),
+        "input": parse_location(arguments.input, "--input"),
         "topic": split(arguments.topic),
         "since": arguments.since and arguments.since.isoformat(),
         "until": arguments.until and arguments.until.isoformat(),
@@ -193,11 +202,10 @@ class ReplayPosition:
 # Selecting and sorting
 
 
-def select_messages(spark: SparkSession, table: Path, arguments: argparse.Namespace) -> DataFrame:
+def select_messages(frame: DataFrame, arguments: argparse.Namespace) -> DataFrame:
     """The messages of the topics and the time range: the columns of `ORDER`, and ``body``."""
     from pyspark.sql import functions as f
 
-    frame = spark.read.schema(_SCHEMA).parquet(str(table))
     frame = frame.where(f.col("topic").isin(split(arguments.topic).split(",")))
     if arguments.since is not None:
         frame = frame.where(f.col("date") >= f.lit(_date(arguments.since)))
@@ -206,6 +214,16 @@ def select_messages(spark: SparkSession, table: Path, arguments: argparse.Namesp
         frame = frame.where(f.col("date") <= f.lit(_date(arguments.until)))
         frame = frame.where(f.col("timestamp") < f.timestamp_micros(_micros(arguments.until)))
     return frame.select(*ORDER, "body")
+
+
+def _partitions_of(arguments: argparse.Namespace) -> list[Condition]:
+    """The partitions of a Delta table with messages of the topics and the time range."""
+    only: list[Condition] = [("topic", "in", split(arguments.topic).split(","))]
+    if arguments.since is not None:
+        only.append(("date", ">=", str(_date(arguments.since))))
+    if arguments.until is not None:
+        only.append(("date", "<=", str(_date(arguments.until))))
+    return only
 
 
 def _micros(time_: datetime) -> Column:

@@ -1,125 +1,93 @@
-"""A folder of Parquet files in which each microbatch of a query appears once, whatever crashes.
+"""The flags of the tables that jobs write and read, and the tables that they name.
 
-Spark writes a microbatch below ``_staging``, which readers skip. When it is complete its files are
-renamed into place, with the query's id and the microbatch's number in their names. A microbatch
-that is repeated after a crash resumes: it is written again, or its renames are completed, or there
-is nothing to do. So any reader of Parquet sees whole files and each row once, and needs no log of
-Spark's to know which files count.
-
-Renames need a mounted folder (local, NFS): an object store has none.
+- `parquet`: a folder of Parquet files, which jobs rename into place
+- `delta`: a Delta table, to which jobs add transactions; also on an object store
 """
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
+import argparse
 from collections.abc import Sequence
-from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
-from pipelines.errors import FolderError
+from pipelines.errors import FolderError, UsageError
+from pipelines.jobs.arguments import local_folder, pairs
+from pipelines.jobs.delta import DeltaTable, is_delta, parse_location
+from pipelines.jobs.parquet import ParquetTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Table", "last_published", "publish_batch", "replace_file", "sync"]
+__all__ = ["Table", "add_output", "add_store_options", "existing_table", "output_table"]
 
-_START_LIMIT_S: Final = 60.0
-_PART: Final = re.compile(r"part-([0-9]+)-.*?(c[0-9]+)\.")
+_FORMATS: Final = ("parquet", "delta")
 
 
-class Table:
-    """The folder that a query writes its microbatches to."""
-
-    def __init__(
-        self, path: Path, *, partition_by: Sequence[str] = (), compression: str = "zstd"
-    ) -> None:
-        """*partition_by*: columns that become folders, ``date=2026-11-21``."""
-        self.path = path
-        self._partition_by = tuple(partition_by)
-        self._compression = compression
-        self._query_id: Future[str] = Future()
+class Table(Protocol):
+    """A table in which each microbatch of a query appears once."""
 
     def set_query_id(self, query_id: str) -> None:
-        """The query that writes here; Spark keeps its id in the checkpoint."""
-        self._query_id.set_result(query_id)
+        """The query that writes here. Later calls have no effect."""
 
     def write(self, frame: DataFrame, batch: int) -> None:
-        """Write a microbatch, unless it is published already.
-
-        Raises:
-            FolderError: the folder can't be written.
-        """
-        # Spark may call this for the first microbatch before `set_query_id`.
-        query_id = self._query_id.result(timeout=_START_LIMIT_S)
-        try:
-            if batch <= last_published(self.path, query_id):
-                return
-            stage = self.path / "_staging" / query_id / str(batch)
-            if not (stage / "_SUCCESS").exists():
-                shutil.rmtree(stage, ignore_errors=True)
-                writer = frame.write.option("compression", self._compression)
-                writer.partitionBy(*self._partition_by).parquet(str(stage))
-            publish_batch(self.path, query_id, batch)
-        except OSError as error:
-            raise FolderError(f"{self.path} can't be written: {error}") from error
+        """Add a microbatch, unless the table has it. Raises FolderError, StoreError."""
 
 
-def last_published(table: Path, query_id: str) -> int:
-    """The last microbatch of a query whose files are all in place, or -1. Raises OSError."""
-    try:
-        return int((table / "_published" / query_id).read_text(encoding="ascii"))
-    except FileNotFoundError:
-        return -1
+def add_output(group: argparse._ArgumentGroup, help_: str, *, required: bool = False) -> None:
+    """--output, and the format."""
+    group.add_argument("--output", metavar="DIR", required=required, help=help_)
+    group.add_argument(
+        "--format",
+        choices=_FORMATS,
+        default="parquet",
+        help="parquet: files in a mounted folder; delta: a Delta table, whose --output may be "
+        "s3://, gs:// or az:// as well (default: %(default)s)",
+    )
+    add_store_options(group)
 
 
-def publish_batch(table: Path, query_id: str, batch: int) -> None:
-    """Rename the files of a complete microbatch into place; idempotent. Raises OSError."""
-    stage = table / "_staging" / query_id / str(batch)
-    files = sorted(stage.rglob("*.parquet"))
-    for path in (*files, stage / "_SUCCESS", *{path.parent for path in files}, stage):
-        sync(path)
-    folders = set()
-    for path in files:
-        folder = table / path.parent.relative_to(stage)
-        folder.mkdir(parents=True, exist_ok=True)
-        path.rename(folder / f"{query_id[:8]}-{batch:08}-{_part_of(path.name)}.parquet")
-        folders.add(folder)
-    for changed in folders | {parent for folder in folders for parent in _between(folder, table)}:
-        sync(changed)
-    (table / "_published").mkdir(exist_ok=True)
-    replace_file(table / "_published" / query_id, str(batch).encode())
-    shutil.rmtree(stage)
+def add_store_options(group: argparse._ArgumentGroup) -> None:
+    """--store-option."""
+    group.add_argument(
+        "--store-option",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="an option of deltalake for a Delta table's store, aws_endpoint,...; keys and "
+        "passwords are safer in the environment: AWS_SECRET_ACCESS_KEY,...",
+    )
 
 
-def _between(folder: Path, table: Path) -> list[Path]:
-    return [parent for parent in folder.parents if parent == table or table in parent.parents]
+def output_table(arguments: argparse.Namespace, partition_by: Sequence[str] = ()) -> Table | None:
+    """The table of --output; None without the flag.
+
+    Raises:
+        UsageError: the flags contradict each other.
+        FolderError, SetupError, StoreError: the table can't be written.
+    """
+    if not arguments.output:
+        return None
+    options = pairs("--store-option", arguments.store_option)
+    if arguments.format == "delta":
+        location = parse_location(arguments.output, "--output")
+        table = DeltaTable(location, options, partition_by=partition_by)
+        table.check()
+        return table
+    if options:
+        raise UsageError("--store-option needs --format=delta")
+    return ParquetTable(local_folder(arguments.output, "--output"), partition_by=partition_by)
 
 
-def _part_of(name: str) -> str:
-    """Spark's numbers of the task and the file, the same when a microbatch is written again."""
-    match = _PART.match(name)
-    return f"{match[1]}-{match[2]}" if match else name.removesuffix(".parquet")
+def existing_table(arguments: argparse.Namespace, flag: str, text: str) -> Path | DeltaTable:
+    """The table that a flag names: a Delta table, or the folder of Parquet files.
 
-
-# Files that survive a power cut: whole, or absent
-
-
-def sync(path: Path) -> None:
-    """fsync a file or a folder. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a small file or replace it; durable when this returns. Raises OSError."""
-    draft = path.with_name(f".{path.name}.tmp")
-    draft.write_bytes(data)
-    sync(draft)
-    draft.replace(path)
-    sync(path.parent)
+    Raises FolderError: there is neither; and as `output_table`.
+    """
+    location = parse_location(text, flag)
+    options = pairs("--store-option", arguments.store_option)
+    if is_delta(location, options):
+        return DeltaTable(location, options)
+    if not Path(location).exists():
+        raise FolderError(f"{flag}: there is no table {location}")
+    return Path(location)

@@ -23,6 +23,7 @@ from pipelines.errors import ReceiverError, WalError
 from pipelines.jobs.job import Job
 from pipelines.jobs.terminal import one_line, print_line
 from pipelines.receiver.detached import DetachedConfig, run_receiver
+from pipelines.receiver.loglines import limit_repeated_lines
 from pipelines.wal.notes import read_note, write_note
 
 if TYPE_CHECKING:
@@ -125,6 +126,7 @@ class _Task:
 def _receive(config: DetachedConfig, application: str, _numbers: Iterable[int]) -> None:
     """The task: receive until the driver, the executor or the machine wants an end."""
     logging.basicConfig(level=logging.INFO, format=f"{config.name}: %(message)s")
+    limit_repeated_lines()
     stopping = threading.Event()
     if threading.current_thread() is threading.main_thread():
         # Spark's daemon sends SIGHUP when the executor is gone.

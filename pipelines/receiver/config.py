@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 
-from pipelines.wal.duplicates import MAX_IDS
 from trionsq.client import Config
 from trionsq.wire.names import is_valid_name
 
@@ -78,7 +77,8 @@ class ReceiverConfig:
             limits, or when half of a connection's RDY is waiting.
         max_pending_bytes: bodies that wait for the disk; above half of it RDY is 0, above all of
             it messages are requeued.
-        max_duplicates: ids remembered for each topic of an nsqd.
+        max_duplicates: ids remembered for each topic of an nsqd; None: 2,000,000, or those of twice
+            msg_timeout_ms if these are more, and an eighth of the memory for all.
         connect_timeout_s: without any connection by then, the receiver fails.
         stop_timeout_s: limit of `Receiver.stop`: storing pending messages, requeuing the rest.
         probe_s: interval at which a full disk is tried again, and delay of requeued messages.
@@ -99,7 +99,7 @@ class ReceiverConfig:
     segment_messages: int = 20_000
     segment_bytes: int = 16 << 20
     max_pending_bytes: int = 256 << 20
-    max_duplicates: int = MAX_IDS
+    max_duplicates: int | None = None
     connect_timeout_s: float = 30.0
     stop_timeout_s: float = 15.0
     probe_s: float = 1.0

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pipelines.receiver.config import ReceiverConfig
 from trionsq.client import Consumer
+from trionsq.client.subscribed_connection import SubscribedConnection
 
 __all__ = ["FlowControl", "ReceiverStatistics"]
 
@@ -49,6 +50,16 @@ class FlowControl:
     def connections(self) -> int:
         """The number of open connections of all consumers."""
         return sum(len(consumer.flow.connections) for consumer in self.consumers)
+
+    @property
+    def nsqds(self) -> set[str]:
+        """The addresses of the nsqds to which any consumer has an open connection."""
+        return {
+            connection.address
+            for consumer in self.consumers
+            for connection in consumer.flow.connections
+            if isinstance(connection, SubscribedConnection)
+        }
 
     @staticmethod
     def is_half_in_flight(consumer: Consumer) -> bool:

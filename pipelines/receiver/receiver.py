@@ -134,7 +134,7 @@ class Receiver:
                 consumers.start_soon(
                     self._wait_for_stop, writer, consumers.cancel_scope, name="stop"
                 )
-                consumers.start_soon(self._update_gauges, name="statistics")
+                consumers.start_soon(self._update_gauges, writer, name="statistics")
                 if self.config.topic_pattern:
                     consumers.start_soon(self._discover_topics, consumers, writer, name="topics")
                 else:
@@ -150,8 +150,9 @@ class Receiver:
         # A consumer requeues its unanswered messages when it is closed.
         scope.cancel()
 
-    async def _update_gauges(self) -> NoReturn:
+    async def _update_gauges(self, writer: SegmentWriter) -> NoReturn:
         while True:
+            writer.hold_retention(self._flow.nsqds)
             self._statistics.connections = self._flow.connections
             self._statistics.topics = len(set(self._flow.consumers.values()))
             await trio.sleep(0.2)
@@ -188,7 +189,7 @@ class Receiver:
                 raise
             except (ClientError, ProtocolError) as error:
                 self._may_retry(error)
-                log.warning("%s: %s", topic, error)
+                log.warning("%s:%s: %s", topic, self.config.channel, error)
             finally:
                 self._flow.remove_consumer(consumer)
             await trio.sleep(_RETRY_S)

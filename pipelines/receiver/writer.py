@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple, NoReturn
 
 import trio
@@ -19,6 +19,7 @@ from pipelines.errors import WalFullError
 from pipelines.receiver.config import ReceiverConfig
 from pipelines.receiver.flow import FlowControl, ReceiverStatistics
 from pipelines.wal import Block, Duplicates, Wal
+from pipelines.wal.duplicates import MAX_IDS
 from pipelines.wal.segments import IdScope
 from trionsq.client import Batch, Consumer
 
@@ -30,6 +31,7 @@ _FULL: Final = "the log is full"
 _BEHIND: Final = "too much waits for the disk"
 # Room for several segments, so that the log is not full again at once.
 _PROBE_BYTES: Final = 4 << 20
+_AWAY_S: Final = 6 * 3600.0
 
 
 class PendingBatch(NamedTuple):
@@ -50,7 +52,11 @@ class SegmentWriter:
         self._wal = wal
         self._flow = flow
         self._statistics = statistics
-        self._duplicates = Duplicates(config.max_duplicates)
+        # nsqd's clock begins at the delivery, ours when the message is stored.
+        keep_s = 2 * config.msg_timeout_ms / 1000
+        self._duplicates = Duplicates(config.max_duplicates, keep_s=keep_s)
+        # When each nsqd, of which there may be messages, was last connected
+        self._connected_s: dict[str, float] = {}
         self._pending: deque[PendingBatch] = deque()
         # Pending messages by nsqd
         self._counts: dict[str, int] = {}
@@ -108,6 +114,21 @@ class SegmentWriter:
         self._statistics.requeued += batch.open_count
         batch.requeue(0 if self._is_draining else self._config.probe_s, backoff=False)
 
+    def hold_retention(self, connected: Collection[str]) -> None:
+        """Let the log's retention stand still while an nsqd is not among the connected ones.
+
+        What it delivers again when it is back must be recognized, even by a new process. An nsqd
+        that is away for `_AWAY_S` does not come back.
+        """
+        now_s = trio.current_time()
+        for nsqd in connected:
+            self._connected_s[nsqd] = now_s
+        gone_s = now_s - _AWAY_S
+        self._connected_s = {
+            nsqd: last_s for nsqd, last_s in self._connected_s.items() if last_s > gone_s
+        }
+        self._wal.hold_retention(len(self._connected_s) > len(set(connected)))
+
     # The task
 
     async def run(self) -> NoReturn:
@@ -116,7 +137,9 @@ class SegmentWriter:
         Raises:
             WalError: the log failed, other than by being full.
         """
-        await trio.to_thread.run_sync(self._load_duplicates)
+        known = await trio.to_thread.run_sync(self._load_duplicates)
+        for nsqd in known - self._connected_s.keys():
+            self._connected_s[nsqd] = trio.current_time()
         while True:
             await self._wait_until_due()
             batches = self._next_batches()
@@ -223,22 +246,25 @@ class SegmentWriter:
 
     # In the writing thread
 
-    def _load_duplicates(self) -> None:
-        for end, parts in self._wal.recent_ids(self._config.max_duplicates):
+    def _load_duplicates(self) -> set[str]:
+        """Fill the duplicates from the log; the nsqds that it has messages of. Raises WalError."""
+        nsqds = set()
+        for parts in self._wal.recent_ids(self._config.max_duplicates or MAX_IDS):
             for part in parts:
+                nsqds.add(part.scope.nsqd)
                 fresh = self._duplicates.new_indices(part.scope, part.ids)
                 ids = part.ids if fresh is None else [part.ids[index] for index in fresh]
-                self._duplicates.add(part.scope, end, ids)
+                self._duplicates.add(part.scope, ids)
+        return nsqds
 
     def _store(self, batches: Sequence[PendingBatch]) -> int:
         """Append the new messages to the log; their number. Raises WalError."""
-        self._duplicates.forget_before(self._wal.first)
         blocks = blocks_of(batches, self._config.channel, self._duplicates)
         if not blocks:
             return 0
-        end = self._wal.append(blocks)
+        self._wal.append(blocks)
         for block in blocks:
-            self._duplicates.add(IdScope(block.topic, block.nsqd), end, block.ids)
+            self._duplicates.add(IdScope(block.topic, block.nsqd), block.ids)
         return sum(len(block.ids) for block in blocks)
 
 

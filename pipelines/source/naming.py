@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from pipelines.errors import OptionsError
-from pipelines.options import folder
+from pipelines.options import log_place
 
 __all__ = ["named_options"]
 
@@ -29,7 +29,7 @@ def named_options(options: Mapping[str, str], *, has_log: bool) -> dict[str, str
     ``has_log``, a folder in it.
 
     Raises:
-        OptionsError: a log can't be in the checkpoint, for that is not in a mounted file system.
+        OptionsError: a log can't be where the checkpoint is, as in HDFS.
     """
     names = {key.lower(): value for key, value in options.items()}
     location = names.pop(_OPTION, "").strip().rstrip("/")
@@ -40,7 +40,7 @@ def named_options(options: Mapping[str, str], *, has_log: bool) -> dict[str, str
     names.setdefault("channel", f"{name}-{digest}")
     if has_log and "walpath" not in names:
         try:
-            names["walpath"] = f"{folder(location)}/{_FOLDER}"
+            names["walpath"] = f"{log_place(location)}/{_FOLDER}"
         except ValueError as error:
             raise OptionsError(
                 f"options of format nsq:\n  checkpointLocation: {error}; or set walPath"

@@ -15,8 +15,8 @@ from pipelines.options import (
     byte_size,
     choice,
     duration_s,
-    folder,
     integer,
+    log_place,
     lookupd_addresses,
     nsqd_addresses,
     options_error_text,
@@ -27,6 +27,7 @@ from pipelines.options import (
 )
 from pipelines.receiver import ReceiverConfig
 from pipelines.wal import WalLimits
+from pipelines.wal.objects import is_store_url
 from trionsq.client import Config, ConfigError
 
 __all__ = [
@@ -60,7 +61,9 @@ def _offset(text: str) -> str | int:
 
 _LOG_OPTIONS: Final = (
     Option("mode", choice("receiver"), "receiver, or log: read from nsqd", "receiver"),
-    Option("walPath", folder, "folder of the log, one for each query", required=True),
+    Option(
+        "walPath", log_place, "folder or s3:// URL of the log, one for each query", required=True
+    ),
     Option(
         "startingOffsets",
         _offset,
@@ -100,7 +103,9 @@ STREAM: Final = (
     Option("connectTimeout", duration_s, "the query fails without any connection by then", 30.0),
     Option("stopTimeout", duration_s, "limit for storing and requeuing at the end", 15.0),
     Option(
-        "duplicatesMax", integer(), "maximum ids remembered for each topic of an nsqd", 2_000_000
+        "duplicatesMax",
+        integer(),
+        "maximum ids remembered for each topic of an nsqd; by default it follows the rate",
     ),
     Option(
         "wal.maxBytes",
@@ -109,8 +114,14 @@ STREAM: Final = (
         4 << 30,
     ),
     Option("wal.retention", duration_s, "how long committed segments are kept", 120.0),
-    Option("wal.segmentMs", integer(), "a segment is written after this time,", 50),
-    Option("wal.segmentMessages", integer(1, 1_000_000), "or at this number of messages,", 20_000),
+    Option(
+        "wal.segmentMs", integer(), "a segment is written after this time (50; 500 in a store),"
+    ),
+    Option(
+        "wal.segmentMessages",
+        integer(1, 1_000_000),
+        "or at this number of messages (20000, store: 100000),",
+    ),
     Option("wal.segmentBytes", byte_size, "or at this size", 16 << 20),
     Option(
         "wal.lockTimeout", duration_s, "limit for the previous process to release the log", 30.0
@@ -342,6 +353,8 @@ def _receiver_config(values: Mapping[str, Any]) -> ReceiverConfig:
     """Raises ValueError."""
     topic = values["topic"]
     has_pattern = is_pattern(topic)
+    # A request to a store takes longer, and costs money.
+    is_stored = is_store_url(values["walPath"])
     return ReceiverConfig(
         channel=values["channel"],
         topics=() if has_pattern else texts(topic),
@@ -352,8 +365,8 @@ def _receiver_config(values: Mapping[str, Any]) -> ReceiverConfig:
         connections_per_nsqd=values["connectionsPerNsqd"],
         msg_timeout_ms=values["msgTimeoutMs"],
         client=client_config(values["client.*"]),
-        segment_ms=values["wal.segmentMs"],
-        segment_messages=values["wal.segmentMessages"],
+        segment_ms=values["wal.segmentMs"] or (500 if is_stored else 50),
+        segment_messages=values["wal.segmentMessages"] or (100_000 if is_stored else 20_000),
         segment_bytes=values["wal.segmentBytes"],
         max_duplicates=values["duplicatesMax"],
         connect_timeout_s=values["connectTimeout"],

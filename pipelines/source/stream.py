@@ -31,6 +31,7 @@ from pyspark.sql.streaming.datasource import (
 
 from pipelines.errors import ReceiverError, WalLockedError
 from pipelines.receiver import Receiver
+from pipelines.receiver.loglines import limit_repeated_lines
 from pipelines.source.batch import LogPartition, partitions_of, read_partition, slices_of
 from pipelines.source.offsets import (
     AvailableNow,
@@ -264,6 +265,7 @@ class ReceiverSession:
     def stop_at_sigterm(self) -> None:
         """Make SIGTERM call `stop` and exit. SIGINT is ignored: it is for the user's program."""
         if threading.current_thread() is threading.main_thread():
+            limit_repeated_lines()
             self._handlers = {
                 signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
                 signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: self._start_exit()),

@@ -26,6 +26,9 @@ __all__ = ["FolderPlace", "FolderSource"]
 
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _PROBE: Final = "probe.tmp"
+# Segments leave this free on their disk: Spark's checkpoint is there by default, and needs room to
+# finish the microbatches after which segments are removed. No more than a tenth of the disk.
+_RESERVE_BYTES: Final = 64 << 20
 
 
 class FolderPlace:
@@ -34,8 +37,10 @@ class FolderPlace:
     owner: Final = ""
     poll_s: Final = 1.0
 
-    def __init__(self, disk: Disk, lock: FolderLock | None = None) -> None:
+    def __init__(self, disk: Disk, lock: FolderLock | None = None, reserve_bytes: int = 0) -> None:
+        """*reserve_bytes*: what segments leave free on the disk."""
         self.path = disk.path
+        self._reserve_bytes = reserve_bytes
         self._disk = disk
         self._lock = lock
         # What OWNER.json has while this object may write
@@ -70,9 +75,10 @@ class FolderPlace:
                 with suppress(FileNotFoundError):
                     disk.unlink(meta.LOCK)
                 lock = meta.lock_log(disk.path)
+            size = os.statvfs(disk.path)
         except OSError as error:
             raise WalError(f"the log {disk.path} can't be opened: {error}") from error
-        return cls(disk, lock)
+        return cls(disk, lock, min(_RESERVE_BYTES, size.f_blocks * size.f_frsize // 10))
 
     def close(self) -> None:
         if self._lock is not None:
@@ -106,10 +112,18 @@ class FolderPlace:
         name = segment_name(first, end)
         try:
             self._remove_drafts()
+            self._check_reserve(len(data))
         except OSError as error:
             raise self._error_for(error) from error
         self._replace(name, data)
         return os.path.join(self.path, name)
+
+    def _check_reserve(self, nbytes: int) -> None:
+        """Raises WalFullError; OSError."""
+        if self._reserve_bytes and self._disk.free_bytes() < self._reserve_bytes + nbytes:
+            raise WalFullError(
+                f"{self.path}: {nbytes} bytes more would leave less than {self._reserve_bytes} free"
+            )
 
     def _replace(self, name: str, data: bytes) -> None:
         """Replace a file, unless the log was taken over."""
@@ -164,6 +178,7 @@ class FolderPlace:
     def probe(self, nbytes: int) -> None:
         try:
             self._remove_drafts()
+            self._check_reserve(nbytes)
             with suppress(FileNotFoundError):
                 self._disk.unlink(_PROBE)
             file = self._disk.create(_PROBE)

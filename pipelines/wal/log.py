@@ -357,8 +357,8 @@ class Wal:
             refs = [segment.ref for segment in self._segments[low:high]]
         return [ref for ref in refs if ref.first < ref.end]
 
-    def recent_ids(self, max_ids: int) -> Iterator[tuple[int, list[ScopeIds]]]:
-        """Ends and ids of the newest segments, oldest first, to fill a `Duplicates`.
+    def recent_ids(self, max_ids: int) -> Iterator[list[ScopeIds]]:
+        """The ids of the newest segments, oldest first, to fill a `Duplicates`.
 
         Raises:
             WalDamagedError: one of them is damaged.

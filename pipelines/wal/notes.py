@@ -1,4 +1,4 @@
-"""Small files beside a log, or beside several, that are no part of them."""
+"""Small files beside a log that are not part of it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ __all__ = ["read_note", "write_note"]
 
 
 def write_note(path: str, name: str, content: bytes) -> None:
-    """Replace the file ``name`` in a folder, or below a URL, at once. Raises WalError."""
+    """Replace the file or object ``name`` of the log at ``path``, at once. Raises WalError."""
     if is_store_url(path):
         Objects(path).replace(name, content)
         return
-    # The name of a draft that no writer of the log removes
-    draft = f"{name}.{uuid4().hex}.draft"
+    disk = open_disk(path)
     try:
-        replace_file(open_disk(path), name, content, draft=draft)
+        replace_file(disk, name, content, draft=f"{name}.{uuid4().hex}.draft")
     except OSError as error:
         raise WalError(f"{os.path.join(path, name)} can't be written: {error}") from error
 
 
 def read_note(path: str, name: str) -> bytes | None:
-    """The content of the file; None if there is none. Raises WalError."""
+    """The content of the file or object; None if there is none. Raises WalError."""
     try:
         if is_store_url(path):
             return Objects(path).read(name)

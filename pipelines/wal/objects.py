@@ -87,7 +87,13 @@ class Objects:
             WalError: the store refused, or could not be reached.
             obstore's AlreadyExistsError.
         """
-        from obstore.exceptions import AlreadyExistsError, BaseError, GenericError, JoinError
+        from obstore.exceptions import (
+            AlreadyExistsError,
+            BaseError,
+            GenericError,
+            JoinError,
+            NotSupportedError,
+        )
 
         began_s, pause_s = self._clock(), _FIRST_PAUSE_S
         while True:
@@ -103,6 +109,8 @@ class Objects:
                     ) from error
                 if pause_s == _FIRST_PAUSE_S:
                     log.warning("%s: trying again for %.0f s: %s", self.url, _PATIENCE_S, reason)
+            except NotSupportedError as error:
+                raise self._has_no_conditions(reason_of(error)) from error
             except BaseError as error:
                 raise WalError(f"{self.url}: {reason_of(error)}") from error
             self._sleep(pause_s)
@@ -147,29 +155,31 @@ class Objects:
 
         return self._patiently(request)
 
-    def create_again(self, key: str, data: bytes) -> bool:
+    def check_conditions(self, key: str, data: bytes) -> None:
         """Try to create an object that is there, with the content that it has.
 
-        False: the store has no conditional writes, for it did not refuse. Raises WalError.
+        Raises WalError: the store did not refuse, so it has no conditional writes.
         """
-        from obstore.exceptions import AlreadyExistsError, NotSupportedError
+        from obstore.exceptions import AlreadyExistsError
 
         try:
             self._patiently(lambda: self._store.put(key, data, mode="create"))
         except AlreadyExistsError:
-            return True
-        except WalError as error:
-            if not isinstance(error.__cause__, NotSupportedError):
-                raise
-        return False
+            return
+        raise self._has_no_conditions("it ignores If-None-Match")
 
-    def put_empty(self, key: str) -> None:
-        """Create or replace an object without content. Raises WalError."""
-        self._patiently(lambda: self._store.put(key, b""))
+    def _has_no_conditions(self, reason: str) -> WalError:
+        return WalError(
+            f"{self.url}: this store has no conditional writes ({reason}), so two writers could "
+            "replace each other's segments: use another store, or a folder"
+        )
 
     def replace(self, key: str, data: bytes) -> None:
         """Create or replace an object. Raises WalError."""
-        self._patiently(lambda: self._store.put(key, data))
+        try:
+            self._patiently(lambda: self._store.put(key, data))
+        except FileNotFoundError as error:
+            raise WalError(f"{self.url}: {reason_of(error)}") from error
 
     def remove(self, keys: Sequence[str]) -> None:
         """Remove objects. Missing ones are no error. Raises WalError."""

@@ -146,19 +146,17 @@ def _nbytes(disk: Disk, ref: SegmentRef) -> int:
         file.close()
 
 
-def recent_ids(
-    place: LogPlace, segments: list[Segment], max_ids: int
-) -> Iterator[tuple[int, list[ScopeIds]]]:
-    """The ids of the newest segments with their ends, oldest first.
+def recent_ids(place: LogPlace, segments: list[Segment], max_ids: int) -> Iterator[list[ScopeIds]]:
+    """The ids of the newest segments, oldest first.
 
     Reads segments until every scope in them has ``max_ids`` ids; older segments with another scope
     may be left out. Raises WalError.
     """
     counts: dict[object, int] = {}
-    segment_ids: list[tuple[int, list[ScopeIds]]] = []
+    segment_ids: list[list[ScopeIds]] = []
     for segment in reversed(segments):
         parts = ids_of_segment(place.read_segment(segment.ref), segment.ref)
-        segment_ids.append((segment.ref.end, parts))
+        segment_ids.append(parts)
         for part in parts:
             counts[part.scope] = counts.get(part.scope, 0) + len(part.ids)
         if counts and min(counts.values()) >= max_ids:

@@ -37,6 +37,7 @@ from pipelines.wal.place import RecoveredLog, Segment
 from pipelines.wal.segments import (
     SegmentRef,
     check_segment,
+    damaged,
     encode_segment,
     positions_in,
     written_ns_of,
@@ -79,7 +80,7 @@ class _StoredLog(Objects):
 
     def write_committed(self, lsn: int) -> None:
         """Store a position, and remove lower ones: the highest counts. Raises WalError."""
-        self.put_empty(f"{_COMMITTED}/{lsn:020}")
+        self.replace(f"{_COMMITTED}/{lsn:020}", b"")
         older = [f"{_COMMITTED}/{old:020}" for old in self._committed_positions() if old < lsn]
         if older:
             self.remove(older)
@@ -101,7 +102,9 @@ class _StoredLog(Objects):
         found.sort(key=lambda item: item[1])
         if not found:
             return []
-        last = found[-1][2]
+        _, _, last, nbytes = found[-1]
+        if not nbytes:
+            raise damaged(f"{self.url}/{last}", "it is empty")
         head = self.read_head(last, _HEAD_BYTES)
         if len(head) == _HEAD_BYTES:
             head = self.read(last)
@@ -198,12 +201,8 @@ class StorePlace(_StoredLog):
                 raise WalError(f"{self.url}: {reason_of(missing)}") from missing
         wal_id = meta.parse_meta(text, f"{self.url}/{meta.META}")
         # Where the condition has no effect, the same content once more does no harm.
-        if self.create_again(meta.META, text):
-            return wal_id
-        raise WalError(
-            f"{self.url}: this store has no conditional writes (it ignores If-None-Match), so two "
-            "writers could replace each other's segments: use another store, or a folder"
-        )
+        self.check_conditions(meta.META, text)
+        return wal_id
 
     def _create_next(self, first: int, data: bytes) -> bool:
         """Create the segment of the next number; False if another writer did. Raises WalError."""

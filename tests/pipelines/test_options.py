@@ -13,6 +13,7 @@ from pipelines.options import (
     duration_s,
     folder,
     integer,
+    log_place,
     read_options,
     text,
     texts,
@@ -144,3 +145,49 @@ def test_a_url_is_no_folder(told: str) -> None:
 def test_a_folder_is_a_path_or_a_file_url(told: str, path: str) -> None:
     """Escapes are decoded in a URL, and unchanged in a path."""
     assert folder(told) == path
+
+
+@pytest.mark.parametrize(
+    ("told", "place"),
+    [
+        ("/var/wal", "/var/wal"),
+        ("file:///var/my%20wal", "/var/my wal"),
+        ("s3://bucket/logs/a", "s3://bucket/logs/a"),
+        ("S3A://bucket/logs/a/", "s3://bucket/logs/a"),
+        ("s3://bucket/logs/*", "s3://bucket/logs/*"),
+        ("gs://bucket/a", "gs://bucket/a"),
+        ("az://container/a", "az://container/a"),
+    ],
+)
+def test_a_log_is_in_a_folder_or_a_store(told: str, place: str) -> None:
+    """Hadoop's name of S3 is understood."""
+    assert log_place(told) == place
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ("hdfs://name:8020/wal", "HDFS"),
+        ("HDFS:/wal", "HDFS"),
+        ("ftp://host/wal", "of another kind"),
+        ("dbfs:/wal", "of another kind"),
+        ("s3:/bucket/wal", "lacks a bucket"),
+        ("s3://bucket", "lacks a bucket or a prefix"),
+        ("s3:///wal", "lacks a bucket"),
+        ("file://host/wal", "host"),
+    ],
+)
+def test_no_log_is_where_it_could_not_be_safe(told: str, why: str) -> None:
+    """The text says what is possible."""
+    with pytest.raises(ValueError, match=why):
+        log_place(told)
+
+
+@pytest.mark.parametrize(
+    "told", ["s3://key:geheim@bucket/a", "s3://b/a?sig=geheim", "az://b/a#geheim"]
+)
+def test_a_url_with_credentials_is_refused_without_telling_them(told: str) -> None:
+    """The URL would be sent to executors and be in logs; so would the error."""
+    with pytest.raises(ValueError, match="environment") as caught:
+        log_place(told)
+    assert "geheim" not in str(caught.value)

@@ -10,7 +10,6 @@ from typing import Final
 
 __all__ = ["SmallDisk", "small_disk"]
 
-_SIZE: Final = "96m"
 _PART: Final = bytes(1 << 16)
 _FILLER: Final = "filler"
 
@@ -37,11 +36,11 @@ class SmallDisk:
 
 
 @contextmanager
-def small_disk(path: Path) -> Iterator[SmallDisk | None]:
+def small_disk(path: Path, size: str = "96m") -> Iterator[SmallDisk | None]:
     """Mount a small disk at a new folder; None, and a plain folder, if that is not permitted."""
     path.mkdir(parents=True)
     try:
-        mounting = ["mount", "-t", "tmpfs", "-o", f"size={_SIZE}", "tmpfs", str(path)]
+        mounting = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
         subprocess.run(mounting, check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
         yield None

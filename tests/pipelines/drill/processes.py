@@ -29,7 +29,8 @@ _PYTHON_WORKER: Final = "pyspark.daemon"
 class Nsqd:
     """An nsqd that can be stopped and started again on the same ports and data."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, memory_queue: int = 2000) -> None:
+        self._memory_queue = memory_queue
         self.tcp_address = free_address()
         self.http_address = free_address()
         self._folder = folder
@@ -42,7 +43,7 @@ class Nsqd:
             "http-address": self.http_address,
             "broadcast-address": "127.0.0.1",
             "data-path": str(self._folder),
-            "mem-queue-size": "2000",
+            "mem-queue-size": str(self._memory_queue),
         }
         with (self._folder / "nsqd.log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -75,7 +76,7 @@ class Nsqd:
 
 
 class Driver:
-    """The user's program, its JVM and the reader's process: one group. A context manager."""
+    """The user's program, and what it started: its JVM and the reader's. A context manager."""
 
     def __init__(self, master: str, nsqd_address: str, folder: Path, messages: int) -> None:
         self.folder = folder
@@ -101,18 +102,24 @@ class Driver:
         """SIGKILL, all at once; what it started may outlive it."""
         if not self._is_killed:
             self._is_killed = True
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            for pid in self._tree():
+                signal_to(pid, signal.SIGKILL)
             self._process.wait()
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """SIGSTOP all of it, and SIGCONT at the end."""
-        os.killpg(self._process.pid, signal.SIGSTOP)
+        pids = self._tree()
+        for pid in pids:
+            signal_to(pid, signal.SIGSTOP)
         try:
             yield
         finally:
-            os.killpg(self._process.pid, signal.SIGCONT)
+            for pid in pids:
+                signal_to(pid, signal.SIGCONT)
+
+    def _tree(self) -> list[int]:
+        return [self._process.pid, *descendants(self._process.pid)]
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -145,7 +152,7 @@ class Driver:
             for child in descendants(pid)
         ]
         for pid in workers:
-            kill(pid)
+            signal_to(pid, signal.SIGKILL)
         return len(workers)
 
 
@@ -153,15 +160,15 @@ def kill_executor(root: int) -> bool:
     """SIGKILL the JVM of an executor that the worker with this pid has started, if there is one."""
     for pid in descendants(root):
         if _JVM_EXECUTOR in command_of(pid):
-            kill(pid)
+            signal_to(pid, signal.SIGKILL)
             return True
     return False
 
 
-def kill(pid: int) -> None:
-    """SIGKILL; it may be gone."""
+def signal_to(pid: int, number: signal.Signals) -> None:
+    """Send a signal; the process may be gone."""
     with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
 
 
 def descendants(pid: int) -> Iterator[int]:

@@ -29,14 +29,15 @@ class Publisher(threading.Thread):
         unknown: of those that it may have.
     """
 
-    def __init__(self, http_address: str, topic: str) -> None:
+    def __init__(self, topic: str, *http_addresses: str) -> None:
+        """Publishes to the nsqds in turns."""
         super().__init__(name="publisher", daemon=True)
         self.confirmed: set[int] = set()
         self.unknown: set[int] = set()
         self._allowed = 0
         self._is_over = False
         self._changed = threading.Condition()
-        self._http_address = http_address
+        self._http_addresses = http_addresses
         self._topic = topic
 
     def allow(self, messages: int) -> None:
@@ -57,9 +58,10 @@ class Publisher(threading.Thread):
         following = 0
         while self._has_work():
             part = range(following, following + PART)
+            address = self._http_addresses[following // PART % len(self._http_addresses)]
             following += PART
             try:
-                publish(self._http_address, self._topic, [body_of(number) for number in part])
+                publish(address, self._topic, [body_of(number) for number in part])
             except (OSError, HTTPException):
                 self.unknown.update(part)
                 time.sleep(RETRY_S)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.listener import StreamingQueryProgress
 
-__all__ = ["FAULTS", "Plan", "judged", "run_drill"]
+__all__ = ["FAULTS", "TOPIC", "Plan", "judged", "run_drill"]
 
 TOPIC: Final = "t"
 FAULTS: Final = (
@@ -123,7 +123,7 @@ def _staged(plan: Plan, folder: Path) -> Iterator[_Stage]:
         nsqd = Nsqd(folder)
         stack.callback(nsqd.kill)
         nsqd.start()
-        publisher = Publisher(nsqd.http_address, TOPIC)
+        publisher = Publisher(TOPIC, nsqd.http_address)
         publisher.start()
         stack.callback(publisher.end)
         yield _Stage(plan, folder, nsqd, disk, cluster, publisher, Counter())

@@ -34,7 +34,7 @@ def test_the_drill_sees_what_is_lost_doubled_or_strange(
     rows = [("t", "n:1", "1", body_of(0)), ("t", "n:1", "2", body_of(0)), ("t", "n:1", "3", b"?")]
     frame = spark.createDataFrame(rows, "topic string, nsqd string, id string, body binary")
     frame.write.parquet(f"{tmp_path}/table")
-    publisher = Publisher("127.0.0.1:1", "t")
+    publisher = Publisher("t", "127.0.0.1:1")
     publisher.confirmed = {0, 1, 2}
     counts = judged(spark, tmp_path, publisher)
     assert (counts["lost"], counts["duplicates"], counts["strange"]) == (2, 1, 1)

@@ -205,9 +205,9 @@ def test_an_object_store_is_no_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["archive", "counts", "deadletter", "enrich", "mirror"])
 @pytest.mark.parametrize(
-    "flag", ["--wal=s3a://bucket/wal", "--wal=file://host/wal", "--wal=hdfs:/wal"]
+    "flag", ["--wal=ftp://bucket/wal", "--wal=file://host/wal", "--wal=hdfs:/wal"]
 )
-def test_a_log_in_an_object_store_is_a_wrong_flag(
+def test_a_log_where_none_can_be_is_a_wrong_flag(
     name: str,
     flag: str,
     tmp_path: Path,

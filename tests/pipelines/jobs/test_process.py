@@ -1,4 +1,4 @@
-"""A job as a process of its own: it starts Spark, and SIGTERM stops it in order."""
+"""A job as a process of its own: it starts Spark, SIGTERM stops it, a full disk makes it wait."""
 
 from __future__ import annotations
 
@@ -6,22 +6,78 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
 
 from pipelines.wal import Wal
+from tests.pipelines.drill.disk import small_disk
 from tests.pipelines.settings import SETTINGS
 from tests.pipelines.source.publishing import channel_at_rest, publish, wait_until
-from tests.soak import in_short_soak
+from tests.soak import in_short_soak, in_soak
 from trionsq.testing import OpenBroker
 
-START_LIMIT_S = 600.0
+START_LIMIT_S = 300.0
 STOP_LIMIT_S = 180.0
 
 
+@contextmanager
+def running_job(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A job in a process group of its own; what it says is in the folder's ``said``."""
+    settings = [f"--conf={name}={value}" for name, value in SETTINGS.items()]
+    with (folder / "said").open("wb") as said:
+        job = subprocess.Popen(
+            [sys.executable, "-m", "pipelines", *words, "--master=local[1]", *settings],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
+    try:
+        yield job
+    finally:
+        job.kill()
+        job.wait()
+
+
+def said_in(folder: Path) -> str:
+    return (folder / "said").read_text(errors="replace")
+
+
+def await_that(job: subprocess.Popen[bytes], folder: Path, condition: Callable[[], object]) -> None:
+    """Wait for it while the job runs."""
+
+    def is_so() -> bool:
+        assert job.poll() is None, said_in(folder)
+        return bool(condition())
+
+    try:
+        wait_until(is_so, START_LIMIT_S)
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {said_in(folder)}") from error
+
+
+def stop(job: subprocess.Popen[bytes], folder: Path) -> None:
+    """SIGTERM to the whole group, as a shell or timeout sends it."""
+    os.killpg(job.pid, signal.SIGTERM)
+    assert job.wait(STOP_LIMIT_S) == 0, said_in(folder)
+    assert "Exception" not in said_in(folder)
+    assert "Java had stopped" not in said_in(folder)
+
+
+def rows_of(table: Path) -> pa.Table:
+    return ds.dataset(table, partitioning="hive").to_table()
+
+
 @in_short_soak
-def test_sigterm_ends_a_job_in_order(nsqd: OpenBroker, tmp_path: Path) -> None:
+def test_sigterm_to_the_group_ends_a_job_in_order(nsqd: OpenBroker, tmp_path: Path) -> None:
     """Exit code 0; each message is in the log or waits at nsqd, the table has what the job says.
 
     How much that is by then is Spark's pace.
@@ -29,33 +85,63 @@ def test_sigterm_ends_a_job_in_order(nsqd: OpenBroker, tmp_path: Path) -> None:
     bodies = [b"%06d" % number for number in range(1000)]
     publish(nsqd.http_address, "orders", bodies)
     flags = ["--topic=orders", f"--nsqd-tcp-address={nsqd.tcp_address}", "--trigger=200ms"]
-    flags += ["--checkpoint=state", "--output=table", "--master=local[1]"]
-    flags += [f"--conf={name}={value}" for name, value in SETTINGS.items()]
-    job = subprocess.Popen(
-        [sys.executable, "-m", "pipelines", "archive", *flags],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        wait_until(
-            lambda: job.poll() is not None or any(tmp_path.glob("table/date=*/*/*.parquet")),
-            START_LIMIT_S,
-        )
-        job.send_signal(signal.SIGTERM)
-        _, said = job.communicate(timeout=STOP_LIMIT_S)
-    finally:
-        job.kill()
-        job.communicate()
-    assert job.returncode == 0, said
-    rows = ds.dataset(tmp_path / "table", partitioning="hive").count_rows()
+    with running_job(tmp_path, "archive", *flags, "--checkpoint=state", "--output=table") as job:
+        await_that(job, tmp_path, lambda: any(tmp_path.glob("table/date=*/*/*.parquet")))
+        stop(job, tmp_path)
+    rows = rows_of(tmp_path / "table").num_rows
     assert rows > 0
-    assert f"archive: {rows:,} rows in " in said.splitlines()[-1]
+    assert f"archive: {rows:,} rows in " in said_in(tmp_path).splitlines()[-1]
+    begun, finished = (
+        {path.name for path in (tmp_path / "state" / "spark" / folder).glob("[0-9]*")}
+        for folder in ("offsets", "commits")
+    )
+    assert begun == finished
     channel = channel_at_rest(nsqd.http_address, "orders", "archive")
     assert channel["in_flight_count"] == 0
     with Wal.open(tmp_path / "state" / "wal") as wal:
         assert rows <= wal.end
         assert wal.end + channel["depth"] + channel["deferred_count"] == len(bodies)
     assert not any(tmp_path.glob("table/_staging/*/*"))
+
+
+@in_soak
+def test_a_query_goes_on_when_its_disk_has_room_again(nsqd: OpenBroker, tmp_path: Path) -> None:
+    """Log and checkpoint on one disk: filled by the log, nothing fails; by another, it waits."""
+    state = tmp_path / "state"
+    published = 0
+
+    def publish_more(count: int) -> None:
+        nonlocal published
+        for first in range(published, published + count, 500):
+            publish(nsqd.http_address, "t", [b"%01000d" % n for n in range(first, first + 500)])
+        published += count
+
+    def has_rows(count: int) -> bool:
+        paths = tmp_path.glob("table/date=*/*/*.parquet")
+        return sum(pq.read_metadata(path).num_rows for path in paths) >= count
+
+    with small_disk(state, "24m") as disk:
+        if disk is None:
+            pytest.skip("no right to mount a small disk")
+        publish_more(1000)
+        flags = ["--topic=t", f"--nsqd-tcp-address={nsqd.tcp_address}", "--trigger=1s"]
+        flags += ["--compact-every=0", "--source-option=maxMessagesPerTrigger=2000"]
+        with running_job(
+            tmp_path, "archive", *flags, "--checkpoint=state", "--output=table"
+        ) as job:
+            await_that(job, tmp_path, lambda: has_rows(1000))
+            # More than the disk has room for: the log leaves Spark what it needs.
+            publish_more(40_000)
+            await_that(job, tmp_path, lambda: has_rows(published))
+            assert "no space left" not in said_in(tmp_path)
+            disk.fill()
+            publish_more(1000)
+            told = f"archive: no space left on device: {state} (--checkpoint)"
+            await_that(job, tmp_path, lambda: told in said_in(tmp_path))
+            disk.clear()
+            await_that(job, tmp_path, lambda: has_rows(published))
+            stop(job, tmp_path)
+    rows = rows_of(tmp_path / "table")
+    numbers = sorted(int(body) for body in rows["body"].to_pylist())
+    assert numbers == [*range(published)]
+    assert "there is room again" in said_in(tmp_path)

@@ -12,7 +12,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from pipelines.__main__ import main
-from pipelines.jobs import job as jobs
+from pipelines.jobs import restarts
 from pipelines.jobs.restarts import RestartBound
 from tests.pipelines.drill.processes import command_of, descendants
 from tests.pipelines.source.publishing import publish, wait_until
@@ -45,7 +45,7 @@ def test_a_killed_receiver_is_named_and_the_query_goes_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The table has each message once after a kill; at the last allowed kill the job ends by 1."""
-    monkeypatch.setattr(jobs, "RestartBound", lambda: RestartBound(1))
+    monkeypatch.setattr(restarts, "RestartBound", lambda: RestartBound(1))
     codes: list[int] = []
     flags = [f"--nsqd-tcp-address={nsqd.tcp_address}", "--topic=t", "--trigger=100ms"]
     flags += [f"--checkpoint={tmp_path}/state", f"--output={tmp_path}/table"]
@@ -53,11 +53,10 @@ def test_a_killed_receiver_is_named_and_the_query_goes_on(
     table = tmp_path / "table"
 
     def rows() -> int:
-        # A dataset refuses a folder that the job has not made yet.
+        # The job may not have made the folder yet.
         return int(ds.dataset(table, partitioning="hive").count_rows()) if table.exists() else 0
 
     def kill_receiver() -> None:
-        # Not a parent of what runs the tests; the session's JVM is its child.
         found = [pid for pid in descendants(os.getpid()) if _RUNNER in command_of(pid)]
         for pid in found:
             os.kill(pid, signal.SIGKILL)
@@ -78,7 +77,7 @@ def test_a_killed_receiver_is_named_and_the_query_goes_on(
     lines = capsys.readouterr().err.splitlines()
     killed = [line for line in lines if "the receiver's process was killed" in line]
     assert len(killed) == 2, lines
-    assert killed[0].endswith("starting the query again")
+    assert killed[0].endswith("the query starts again")
     assert "2 times within 10 minutes" in killed[1]
     bodies = ds.dataset(table, partitioning="hive").to_table(columns=["body"])["body"].to_pylist()
     assert sorted(map(int, bodies)) == list(range(2000))

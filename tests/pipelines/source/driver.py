@@ -25,18 +25,23 @@ def begin(
     *,
     now: bool = False,
 ) -> StreamingQuery:
-    """Start the stream; log, checkpoint and table are below the folder."""
-    frame = (
-        spark.readStream.format("nsq")
-        .option("topic", "t")
-        .option("channel", "c")
-        .option("nsqd.tcp.addresses", nsqd_address)
-        .option("walPath", f"{folder}/wal")
-        .option("availableNowIdle", "1s")
-        .option("msgTimeoutMs", "5000")
-        .options(**options)
-        .load()
-    )
+    """Start the stream; log, checkpoint and table are below the folder.
+
+    Without an address it reads the logs that receivers write to ``logs`` there.
+    """
+    stream = spark.readStream.format("nsq").options(**options)
+    if nsqd_address:
+        stream = (
+            stream.option("topic", "t")
+            .option("channel", "c")
+            .option("nsqd.tcp.addresses", nsqd_address)
+            .option("walPath", f"{folder}/wal")
+            .option("availableNowIdle", "1s")
+            .option("msgTimeoutMs", "5000")
+        )
+    else:
+        stream = stream.option("walPath", f"{folder}/logs/*")
+    frame = stream.load()
     writer = frame.writeStream.format("parquet").option("path", f"{folder}/table")
     writer = writer.option("checkpointLocation", f"{folder}/checkpoint")
     return (writer.trigger(availableNow=True) if now else writer).start()

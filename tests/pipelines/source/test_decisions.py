@@ -66,8 +66,10 @@ def test_a_checkpoint_names_channel_and_log() -> None:
     assert other["channel"] != one["channel"]
     kept = {"checkpointLocation": "s3a://b/c", "channel": "c", "walPath": "/w"}
     assert named_options(kept, has_log=True) == {"channel": "c", "walpath": "/w"}
+    stored = named_options({"checkpointLocation": "s3a://b/c"}, has_log=True)
+    assert stored["walpath"] == "s3://b/c/nsq"
     with pytest.raises(OptionsError, match="or set walPath"):
-        named_options({"checkpointLocation": "s3a://b/c"}, has_log=True)
+        named_options({"checkpointLocation": "hdfs://b/c"}, has_log=True)
     long = named_options({"checkpointLocation": "/é" + "x" * 99}, has_log=False)
     assert is_valid_name(long["channel"].encode())
     assert "walpath" not in long
@@ -236,8 +238,8 @@ def test_a_topic_may_be_a_pattern() -> None:
         ({"lookupd.http.addresses": "foo"}, "'foo' is not host:port of an nsqlookupd"),
         ({"startingOffsets": "middle"}, "is not earliest, committed, latest"),
         (
-            {"walPath": "s3a://bucket/wal"},
-            r"walPath: s3a://bucket/wal is a URL; it must be a folder",
+            {"walPath": "ftp://bucket/wal"},
+            r"walPath: ftp://bucket/wal is a URL of another kind; a log is in a folder",
         ),
     ],
 )
@@ -256,13 +258,25 @@ def test_an_unknown_option_is_refused_at_load() -> None:
 
 
 def test_the_log_s_folder_is_checked_at_load() -> None:
-    """Stream and batch read both need a folder, and refuse a URL."""
+    """Stream and batch read both need a folder or a store, and refuse other URLs."""
     with pytest.raises(OptionsError, match="walPath is required"):
         check_names({"topic": "orders"})
-    with pytest.raises(OptionsError, match="walPath: hdfs://name/wal is a URL"):
+    with pytest.raises(OptionsError, match="walPath: hdfs://name/wal: a log can't be in HDFS"):
         check_names({"walpath": "hdfs://name/wal"})
-    with pytest.raises(OptionsError, match="walPath: hdfs://name/wal is a URL"):
+    with pytest.raises(OptionsError, match="walPath: hdfs://name/wal: a log can't be in HDFS"):
         BatchOptions.read({"walpath": "hdfs://name/wal"})
+
+
+def test_segments_in_a_store_are_larger() -> None:
+    """By default a segment waits longer there; options count as for a folder."""
+    folder = StreamOptions.read(NEEDED).receiver
+    stored = StreamOptions.read(NEEDED | {"walPath": "s3a://bucket/wal/"})
+    assert stored.wal_path == "s3://bucket/wal"
+    assert (folder.segment_ms, folder.segment_messages) == (50, 20_000)
+    assert (stored.receiver.segment_ms, stored.receiver.segment_messages) == (500, 100_000)
+    told = {"walPath": "s3://bucket/wal", "wal.segmentMs": "50", "wal.segmentMessages": "7"}
+    chosen = StreamOptions.read(NEEDED | told).receiver
+    assert (chosen.segment_ms, chosen.segment_messages) == (50, 7)
 
 
 def test_a_batch_read_begins_at_the_log_s_begin(tmp_path: Path) -> None:

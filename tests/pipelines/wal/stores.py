@@ -7,14 +7,15 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pyarrow as pa
 from obstore.exceptions import GenericError
 from obstore.store import MemoryStore
 
-from pipelines.wal import LogView, Wal, WalLimits
+from pipelines.wal import LogView, SegmentRef, Wal, WalLimits
 from pipelines.wal.store import StorePlace, StoreSource
 from tests.pipelines.wal.logs import LIMITS
 
@@ -86,6 +87,18 @@ def view_of(store: FaultyStore) -> LogView:
     """The log in that store, for a reader."""
     fake = FakeTime()
     return LogView(StoreSource(URL, store, sleep=fake.sleep, clock=fake.clock))
+
+
+def numbers_in(store: FaultyStore, refs: Sequence[SegmentRef]) -> list[int]:
+    """The numbers of all messages in segments, in order."""
+    found = []
+    for ref in refs:
+        data = bytes(store.store.get(ref.path.removeprefix(f"{URL}/")).bytes())
+        reader = pa.ipc.open_file(pa.BufferReader(data))
+        for index in range(reader.num_record_batches):
+            bodies = reader.get_batch(index).column("body").to_pylist()
+            found += [int(body) for body in bodies]
+    return found
 
 
 def unreachable(*_: object) -> None:

@@ -10,14 +10,14 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.jobs import table as files
-from pipelines.jobs.table import Table, last_published, publish_batch
+from pipelines.jobs import parquet as files
+from pipelines.jobs.parquet import ParquetTable, last_published, publish_batch
 
 QUERY = "0123456789abcdef"
 
 
 class Frame:
-    """The part of a DataFrame that `Table` uses: writes one file for each part, as Spark does."""
+    """The part of a DataFrame that `ParquetTable` uses: one file for each part, as Spark does."""
 
     def __init__(self, parts: Sequence[Sequence[int]]) -> None:
         self._parts = parts
@@ -49,7 +49,7 @@ def rows_of(path: Path) -> list[int]:
 
 
 def write(path: Path, frame: Frame, batch: int) -> None:
-    table = Table(path)
+    table = ParquetTable(path)
     table.set_query_id(QUERY)
     table.write(frame, batch)  # type: ignore[arg-type]
 
@@ -68,7 +68,7 @@ def test_a_batch_that_comes_again_is_not_written_again(tmp_path: Path) -> None:
 def test_two_queries_share_a_table(tmp_path: Path) -> None:
     """Microbatches of two queries with equal numbers do not replace each other."""
     write(tmp_path, Frame([[1]]), 0)
-    other = Table(tmp_path)
+    other = ParquetTable(tmp_path)
     other.set_query_id("f" * 16)
     other.write(Frame([[2]]), 0)  # type: ignore[arg-type]
     assert rows_of(tmp_path) == [1, 2]
@@ -89,7 +89,7 @@ def test_a_crash_in_the_middle_loses_and_doubles_nothing(
         real(path)
 
     frame = Frame([[1, 2], [3]])
-    monkeypatch.setattr("pipelines.jobs.table.sync", sync)
+    monkeypatch.setattr("pipelines.jobs.parquet.sync", sync)
     try:
         write(tmp_path, frame, 0)
     except KeyboardInterrupt:
