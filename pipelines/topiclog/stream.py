@@ -182,11 +182,12 @@ class TopicLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     async def _find_end(self, starts: Places, limit: ReadLimit) -> Places:
         # Spark calls this when the previous microbatch is complete. Its `commit` comes with the
         # next one, and never for the last one.
-        await self._channel.follow(starts)
+        await self._channel.follow(
+            {name: place for name, place in starts.items() if name not in self._away}
+        )
         ends = await self._find_ends(starts)
-        self._away = dict(self._nsqds.away)
+        self._note_away(self._nsqds.away)
         if self._away and self._options.waits:
-            log.warning("waiting for %s", "; ".join(self._away.values()))
             return starts
         known = {name: end for name, end in ends.items() if name in starts}
         advanced = [name for name, end in known.items() if end.sequence != starts[name].sequence]
@@ -209,6 +210,14 @@ class TopicLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return await self._nsqds.find_place(name, str(sequence))
 
         return places | await self._nsqds.ask_all([name for name in shares if shares[name]], find)
+
+    def _note_away(self, away: Mapping[LogName, str]) -> None:
+        what = "waiting for" if self._options.waits else "continuing without"
+        for name in away.keys() - self._away.keys():
+            log.warning("%s %s: %s", what, name, away[name])
+        for name in self._away.keys() - away.keys():
+            log.warning("%s is back", name)
+        self._away = dict(away)
 
     async def _find_ends(self, starts: Places) -> Places:
         """Where all logs end, or where they ended when Trigger.AvailableNow began."""
