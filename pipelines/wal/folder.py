@@ -15,7 +15,14 @@ from contextlib import suppress
 from typing import Final
 from uuid import uuid4
 
-from pipelines.errors import WalError, WalFencedError, WalFullError, WalLockedError, WalMissingError
+from pipelines.errors import (
+    WalDamagedError,
+    WalError,
+    WalFencedError,
+    WalFullError,
+    WalLockedError,
+    WalMissingError,
+)
 from pipelines.wal import meta
 from pipelines.wal.place import RecoveredLog
 from pipelines.wal.recovery import check_contiguous, recover, without_replaced
@@ -26,6 +33,7 @@ __all__ = ["FolderPlace", "FolderSource"]
 
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _PROBE: Final = "probe.tmp"
+_LISTINGS: Final = 10
 # Segments leave this free on their disk: Spark's checkpoint is there by default, and needs room to
 # finish the microbatches after which segments are removed. No more than a tenth of the disk.
 _RESERVE_BYTES: Final = 64 << 20
@@ -226,32 +234,48 @@ class FolderSource:
             raise WalError(f"{self.path} has no log that can be read: {error}") from error
 
     def list_segments(self, known: Sequence[SegmentRef]) -> list[SegmentRef] | None:
-        try:
-            names = self._disk.names()
-            found = frozenset(name for name in names if positions_of(name) is not None)
-            if found == self._listed:
+        for tries_left in reversed(range(_LISTINGS)):
+            try:
+                names = self._disk.names()
+                found = frozenset(name for name in names if positions_of(name) is not None)
+                if found == self._listed:
+                    return None
+                refs = self._contiguous_refs(found, known)
+            except FileNotFoundError:
+                # A segment was trimmed between the two looks: the next call sees it all.
                 return None
-            # The writer's fsync of the folder may still be to come.
-            self._disk.sync_folder()
-            refs = sorted(
-                (
-                    SegmentRef(os.path.join(self.path, name), *positions)
-                    for name in found
-                    if (positions := positions_of(name)) is not None
-                ),
-                key=lambda ref: (ref.first, ref.end),
-            )
-            refs, _ = without_replaced(self._disk, refs)
-            if known:
-                refs = [*known[-1:], *(ref for ref in refs if ref.first >= known[-1].end)]
-            refs, _ = check_contiguous(self.path, refs, self.read_committed())
-        except FileNotFoundError:
-            # A segment was trimmed between the two looks: the next call sees it all.
-            return None
-        except OSError as error:
-            raise WalError(f"{self.path} can't be read: {error}") from error
-        self._listed = found
-        return [ref for ref in refs if ref not in known[-1:]]
+            except WalDamagedError:
+                # A listing amid appends may have the next segment and not the one before it.
+                if not tries_left:
+                    raise
+            except OSError as error:
+                raise WalError(f"{self.path} can't be read: {error}") from error
+            else:
+                self._listed = found
+                return [ref for ref in refs if ref not in known[-1:]]
+        raise AssertionError("the last try returns or raises")
+
+    def _contiguous_refs(
+        self, names: frozenset[str], known: Sequence[SegmentRef]
+    ) -> list[SegmentRef]:
+        """The segments of these names, from the last known one on. Raises WalError, OSError."""
+        # The writer's fsync of the folder may still be to come.
+        self._disk.sync_folder()
+        refs = sorted(
+            (
+                SegmentRef(os.path.join(self.path, name), *positions)
+                for name in names
+                if (positions := positions_of(name)) is not None
+            ),
+            key=lambda ref: (ref.first, ref.end),
+        )
+        refs, _ = without_replaced(self._disk, refs)
+        if known:
+            refs = [*known[-1:], *(ref for ref in refs if ref.first >= known[-1].end)]
+        # Before the last known segment nothing is looked for, committed or not.
+        known_end = known[-1].end if known else 0
+        refs, _ = check_contiguous(self.path, refs, max(known_end, self.read_committed()))
+        return refs
 
     def read_committed(self) -> int:
         try:

@@ -27,7 +27,7 @@ SCHEMES: Final = ("s3", "gs", "az")
 
 _PATIENCE_S: Final = 120.0
 _FIRST_PAUSE_S: Final = 0.1
-_LONGEST_PAUSE_S: Final = 5.0
+_LONGEST_PAUSE_S: Final = 2.0
 _REQUEST_S: Final = 30
 
 
@@ -55,12 +55,25 @@ def open_store(url: str) -> Any:
     try:
         return from_url(
             url,
-            client_options={"timeout": f"{_REQUEST_S}s", "connect_timeout": "5s"},
+            client_options={
+                "timeout": f"{_REQUEST_S}s",
+                "connect_timeout": "5s",
+                "allow_http": _may_use_http(),
+            },
             # `Objects` repeats requests itself, and knows what became of a PUT.
             retry_config={"max_retries": 0},
         )
     except (BaseError, ValueError) as error:
         raise WalError(f"{url}: {reason_of(error)}") from error
+
+
+def _may_use_http() -> bool:
+    """Whether the environment names an address without TLS, for a store in the own network."""
+    return any(
+        value.startswith("http://") if "_ENDPOINT" in name else value.lower() == "true"
+        for name, value in os.environ.items()
+        if name.startswith(("AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")) or name == "AWS_ALLOW_HTTP"
+    )
 
 
 class Objects:

@@ -6,18 +6,23 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from pipelines.__main__ import main
 from pipelines.errors import WalError, WalLockedError
 from pipelines.receiver.config import Share
 from pipelines.receiver.detached import DetachedConfig, run_receiver
-from pipelines.receiver.status import read_receiver_note
-from pipelines.wal import LogView, WalLimits
+from pipelines.receiver.status import ReceiverNote, read_receiver_note, write_receiver_note
+from pipelines.source.options import LogsOptions
+from pipelines.source.shared import NsqLogsReader
+from pipelines.wal import LogView, WalLimits, find_logs
 from tests.pipelines.receiver.detached import ReceiverProcess, stored_below
 from tests.pipelines.receiver.drive import channel_of, config, publish, until
+from tests.pipelines.wal.s3 import s3_server
 from tests.soak import in_short_soak
 from trionsq.testing import OpenBroker, broker_in_thread
 
@@ -165,6 +170,41 @@ def test_a_killed_receiver_is_replaced_at_once(nsqd: OpenBroker, tmp_path: Path)
         until(lambda: end_of(root, "a") >= 30_000)
         until(lambda: channel_of(nsqd.http_address)["in_flight_count"] == 0)
     assert sorted(map(int, stored_below(root))) == list(range(30_000))
+
+
+@in_short_soak
+def test_receivers_write_logs_in_an_object_store(nsqd: OpenBroker, tmp_path: Path) -> None:
+    """Without locks: a receiver that lives keeps its log, one that was killed loses it in time."""
+    root = "s3://bucket/receivers"
+    with s3_server(tmp_path):
+        detached = detached_config(Path(), "a", nsqd.tcp_address, take_over_s=6.0)
+        detached = replace(detached, root=root)
+        reader = NsqLogsReader(LogsOptions.read({"walPath": f"{root}/*"}))
+        with receiving(detached):
+            publish(nsqd.http_address, range(1000))
+            until(lambda: find_logs(root) and LogView.open(f"{root}/a").end == 1000)
+            with pytest.raises(WalLockedError, match="which is alive"):
+                run_receiver(detached, threading.Event().wait)
+            start = reader.initialOffset()
+            end = reader.latestOffset(start, ReadAllAvailable())
+            parts = reader.partitions(start, end)
+            assert sum(batch.num_rows for part in parts for batch in reader.read(part)) == 1000
+        # What a killed receiver leaves: a note that it runs, and does not change.
+        write_receiver_note(f"{root}/a", ReceiverNote())
+        with receiving(replace(detached, lock_timeout_s=60.0)):
+            publish(nsqd.http_address, range(1000, 1500))
+            until(lambda: LogView.open(f"{root}/a").end == 1500)
+        note = read_receiver_note(f"{root}/a")
+        assert note is not None
+        assert not note.is_running
+        assert note.statistics["wal_committed"] == 0
+        reader.commit(end)
+        with receiving(detached):
+            publish(nsqd.http_address, [2000])
+            until(lambda: LogView.open(f"{root}/a").end == 1501)
+        note = read_receiver_note(f"{root}/a")
+        assert note is not None
+        assert note.statistics["wal_committed"] == 1000
 
 
 def test_names_and_flags_are_checked(tmp_path: Path) -> None:

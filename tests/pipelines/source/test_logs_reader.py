@@ -10,13 +10,21 @@ from pathlib import Path
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from pipelines.errors import DataLossError, OptionsError, WalError, WalLockedError
+from pipelines.errors import (
+    DataLossError,
+    OptionsError,
+    WalDamagedError,
+    WalError,
+    WalLockedError,
+)
 from pipelines.source.batch import NsqBatchReader
 from pipelines.source.logs import shares
 from pipelines.source.offsets import Offset
 from pipelines.source.options import BatchOptions, LogsOptions, logs_root
 from pipelines.source.shared import NsqLogsReader
-from pipelines.wal import Block, Wal
+from pipelines.wal import Block, LogView, Wal
+from pipelines.wal.folder import FolderSource
+from trionsq.disk import RealDisk
 
 ALL = ReadAllAvailable()
 
@@ -209,3 +217,43 @@ def test_a_batch_read_has_all_logs(tmp_path: Path) -> None:
         ] == [b"1", b"2", b"3"]
     with pytest.raises(OptionsError, match="a position is of one log"):
         BatchOptions.read({"walPath": "/w/*", "endingOffsets": "4"})
+
+
+def test_a_view_that_is_ahead_of_the_commits_goes_on(tmp_path: Path) -> None:
+    """What is before the last known segment need not be committed."""
+    with Wal.open(tmp_path) as wal:
+        for body in (b"1", b"2", b"3"):
+            fill(wal, body)
+        view = LogView.open(tmp_path)
+        fill(wal, b"4")
+        assert view.refresh()
+        view.commit(1)
+        fill(wal, b"5")
+        assert view.refresh()
+        assert (view.end, len(view.segments(1, 5))) == (5, 4)
+
+
+class RacingDisk(RealDisk):
+    """A folder that is listed amid appends: ``hidden`` names are left out of so many listings."""
+
+    def __init__(self, path: Path, hidden: str, listings: int) -> None:
+        super().__init__(str(path))
+        self.hidden = hidden
+        self.listings = listings
+
+    def names(self) -> list[str]:
+        self.listings -= 1
+        names = super().names()
+        return names if self.listings < 0 else [name for name in names if name != self.hidden]
+
+
+def test_a_listing_amid_appends_is_no_damage(tmp_path: Path) -> None:
+    """readdir may return a new file and not an older one; a gap that stays is damage."""
+    with Wal.open(tmp_path) as wal:
+        for body in (b"1", b"2", b"3"):
+            fill(wal, body)
+        path = wal.segments(1, 2)[0].path
+        view = LogView(FolderSource(RacingDisk(tmp_path, Path(path).name, 3)))
+        assert view.end == 3
+        with pytest.raises(WalDamagedError, match="lacks the segments of 1 to 2"):
+            LogView(FolderSource(RacingDisk(tmp_path, Path(path).name, 1000)))

@@ -1,14 +1,8 @@
-"""Object stores for tests: one in memory that fails as asked, and moto's S3 server."""
+"""An object store in memory that fails as asked, and logs in it."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -104,62 +98,3 @@ def numbers_in(store: FaultyStore, refs: Sequence[SegmentRef]) -> list[int]:
 def unreachable(*_: object) -> None:
     """For `FaultyStore.before` and ``after``."""
     raise GenericError("error sending request")
-
-
-# moto's server
-
-
-class S3Server:
-    """moto's S3 server, a process of its own; what is in it is lost at `kill`."""
-
-    def __init__(self, port: int) -> None:
-        self.port = port
-        self.process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """What a client needs."""
-        return {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
-            "AWS_ALLOW_HTTP": "true",
-            "AWS_ACCESS_KEY_ID": "id",
-            "AWS_SECRET_ACCESS_KEY": "the-secret",
-            "AWS_REGION": "us-east-1",
-        }
-
-    def start(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        deadline_s = time.monotonic() + 120
-        while True:
-            try:
-                self.make_bucket("bucket")
-            except (urllib.error.URLError, OSError):
-                if time.monotonic() > deadline_s or self.process.poll() is not None:
-                    raise
-                time.sleep(0.1)
-            else:
-                return
-
-    def make_bucket(self, name: str) -> None:
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/{name}", method="PUT")
-        urllib.request.urlopen(request, timeout=30).close()
-
-    def kill(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-
-
-@contextmanager
-def s3_server(port: int) -> Iterator[S3Server]:
-    """A running server."""
-    server = S3Server(port)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.kill()
