@@ -13,6 +13,7 @@ import trio
 
 from pipelines.sink.writers import publish as publish_rows
 from pipelines.wal import Wal, WalLimits
+from pipelines.wal.folder import FolderPlace
 from tests.interop.original import binary, needs_original, request
 from tests.interop.original import until as answered
 from tests.pipelines.receiver.drive import (
@@ -111,7 +112,7 @@ async def test_what_it_delivers_again_is_recognized(tmp_path: Path) -> None:
 
     def receive(nsqd: NsqdProcess) -> None:
         publish(nsqd.http_address, range(1000))
-        wal = Wal(disk, create=True, limits=WalLimits())
+        wal = Wal(FolderPlace(disk), create=True, limits=WalLimits())
         with running(wal, nsqd.tcp_address, msg_timeout_ms=1000) as receiver:
             until(lambda: receiver.statistics()["pending"], receiver)
             until(lambda: channel_of(nsqd.http_address)["timeout_count"] >= 1000, receiver)

@@ -118,7 +118,7 @@ def test_a_query_goes_on_when_its_disk_has_room_again(nsqd: OpenBroker, tmp_path
 
     def has_rows(count: int) -> bool:
         paths = tmp_path.glob("table/date=*/*/*.parquet")
-        return sum(pq.read_metadata(path).num_rows for path in paths) >= count
+        return bool(sum(pq.read_metadata(path).num_rows for path in paths) >= count)
 
     with small_disk(state, "24m") as disk:
         if disk is None:
