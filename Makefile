@@ -94,6 +94,12 @@ format: $(INSTALLED)
 bench: $(INSTALLED) compiler
 	$(PY) -m benchmarks $(if $(ORIGINAL),--original $(ORIGINAL)) $(ARGS)
 
+# Seconds of `pip install` into an empty environment, of Spark's start, and to the first row.
+# ARGS="--runs 3". Needs a registry.
+.PHONY: first-row
+first-row: $(INSTALLED)
+	@$(PY) -m benchmarks.first_row $(ARGS)
+
 # The tables of docs/capacity.md for this machine, less than 10 minutes; ARGS="--only sizes,disk".
 capacity: $(INSTALLED) compiler
 	@$(PY) -m benchmarks.capacity $(ARGS)

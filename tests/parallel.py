@@ -20,6 +20,7 @@ SPARK_FILES: Final = (
     "tests/pipelines/drill/test_drill.py",
     "tests/pipelines/drill/test_receivers.py",
     "tests/pipelines/jobs/test_delta.py",
+    "tests/pipelines/jobs/test_delta_jobs.py",
     "tests/pipelines/jobs/test_jobs.py",
     "tests/pipelines/jobs/test_restarts.py",
     "tests/pipelines/sink/test_spark.py",

@@ -15,7 +15,6 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -24,13 +23,12 @@ from urllib.parse import unquote
 from pipelines.errors import FolderError, UsageError
 from pipelines.jobs.compaction import CompactionResult, group_files
 from pipelines.jobs.deltafiles import DeltaFile, as_text, explained, import_deltalake
-from pipelines.jobs.parquet import START_LIMIT_S, sync
+from pipelines.jobs.parquet import sync
 from pipelines.options import folder
 
 if TYPE_CHECKING:
     import deltalake
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["DELTA_URLS", "Condition", "DeltaTable", "is_delta", "parse_location"]
 
@@ -39,7 +37,7 @@ DELTA_URLS: Final = ("s3://", "gs://", "az://", "abfss://")
 Condition = tuple[str, str, Any]
 """On a column of the partition: its name, ``in``, ``>=`` or ``<=``, and the texts or text."""
 
-# What a table may demand of its readers, and `DeltaTable.read` does not do.
+# What a table may demand of its readers, and `read_files` does not do.
 _UNREADABLE: Final = frozenset({"deletionVectors", "columnMapping"})
 
 
@@ -88,7 +86,6 @@ class DeltaTable:
         self.location = location
         self.options = dict(options)
         self.partition_by = tuple(partition_by)
-        self._query_id: Future[str] = Future()
 
     # Writing
 
@@ -102,32 +99,12 @@ class DeltaTable:
         """
         self._checked(self._open())
 
-    def set_query_id(self, query_id: str) -> None:
-        """The query that writes here. Later calls have no effect."""
-        if not self._query_id.done():
-            self._query_id.set_result(query_id)
+    def has_batch(self, query_id: str, batch: int) -> bool:
+        """Whether the table has a microbatch. Raises FolderError, StoreError."""
+        return _has_batch(self._existing(), query_id, batch)
 
-    def write(self, frame: DataFrame, batch: int) -> None:
-        """Add the rows of a microbatch in one transaction, unless the table has them.
-
-        Raises:
-            FolderError: the columns are not the table's, or the table can't be used.
-            StoreError: the store or disk failed; a later attempt may succeed.
-            Exception: Spark's, with one of these as its reason, or of a task that failed.
-        """
-        from pipelines.jobs.deltasource import DeltaSource, arrow_schema
-
-        query_id = self._query_id.result(timeout=START_LIMIT_S)
-        if self._has_batch(self.create(arrow_schema(frame.schema)), query_id, batch):
-            return
-        if self.partition_by:
-            frame = frame.sortWithinPartitions(*self.partition_by)
-        frame.sparkSession.dataSource.register(DeltaSource)
-        options = {"transaction": json.dumps([query_id, batch]), **self._source_options()}
-        frame.write.format(DeltaSource.name()).mode("append").options(**options).save()
-
-    def create(self, columns: pa.Schema) -> deltalake.DeltaTable:
-        """Create the table unless it exists; the table as it is now.
+    def create(self, columns: pa.Schema) -> None:
+        """Create the table unless it exists.
 
         Raises FolderError: the table has other columns; and as `check`.
         """
@@ -144,12 +121,11 @@ class DeltaTable:
                     storage_options=self.options,
                 )
         found: deltalake.DeltaTable = table
-        if found.schema() != schema:
+        if _types(found.schema()) != _types(schema):
             raise FolderError(
                 f"{self.location} has the columns {_names(found.schema())}; the rows have "
                 f"{_names(schema)}, or other types: write them to another table"
             )
-        return found
 
     def add_files(self, files: Sequence[DeltaFile], query_id: str, batch: int) -> None:
         """Add the files of a microbatch in one transaction, unless the table has the microbatch.
@@ -160,7 +136,7 @@ class DeltaTable:
         from deltalake.transaction import AddAction, RemoveAction
 
         table = self._existing()
-        if not files or self._has_batch(table, query_id, batch):
+        if not files or _has_batch(table, query_id, batch):
             return
         now_ms = int(time.time() * 1000)
         actions: list[AddAction | RemoveAction] = [
@@ -188,10 +164,6 @@ class DeltaTable:
                 log = Path(self.location, "_delta_log")
                 sync(log / f"{table.version():020}.json")
                 sync(log)
-
-    def _has_batch(self, table: deltalake.DeltaTable, query_id: str, batch: int) -> bool:
-        last = table.transaction_version(query_id)
-        return last is not None and last >= batch
 
     # Joining and removing files
 
@@ -256,26 +228,13 @@ class DeltaTable:
 
     # Reading
 
-    def read(self, spark: SparkSession, only: Sequence[Condition] = ()) -> DataFrame:
-        """The rows of the table, as it is when Spark plans the read.
-
-        Args:
-            spark: the session.
-            only: conditions on the partitions to read.
+    def schema(self) -> pa.Schema:
+        """The columns.
 
         Raises:
             FolderError: there is no table, or it needs a reader that knows more.
             StoreError: the store or disk failed.
         """
-        from pipelines.jobs.deltasource import DeltaSource
-
-        self.schema()
-        spark.dataSource.register(DeltaSource)
-        options = {"only": json.dumps(only), **self._source_options()}
-        return spark.read.format(DeltaSource.name()).options(**options).load()
-
-    def schema(self) -> pa.Schema:
-        """The columns. Raises as `read`."""
         import pyarrow as pa
 
         table = self._existing()
@@ -284,7 +243,7 @@ class DeltaTable:
         return pa.schema(table.schema().to_arrow())
 
     def files(self, only: Sequence[Condition] = ()) -> list[DeltaFile]:
-        """The files as they are now, of the partitions to read. Raises as `read`."""
+        """The files as they are now, of the partitions to read. Raises as `schema`."""
         return [
             file
             for file in _files_of(self._existing())
@@ -321,13 +280,6 @@ class DeltaTable:
             )
         return table
 
-    def _source_options(self) -> dict[str, str]:
-        return {
-            "location": self.location,
-            "store": json.dumps(self.options),
-            "partitions": json.dumps(self.partition_by),
-        }
-
 
 def _files_of(table: deltalake.DeltaTable) -> list[DeltaFile]:
     import pyarrow as pa
@@ -343,6 +295,15 @@ def _files_of(table: deltalake.DeltaTable) -> list[DeltaFile]:
         )
         for row in rows
     ]
+
+
+def _types(schema: deltalake.Schema) -> dict[str, object]:
+    return {field.name: field.type for field in schema.fields}
+
+
+def _has_batch(table: deltalake.DeltaTable, query_id: str, batch: int) -> bool:
+    last = table.transaction_version(query_id)
+    return last is not None and last >= batch
 
 
 def _names(schema: deltalake.Schema) -> str:

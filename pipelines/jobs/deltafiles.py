@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -167,6 +168,8 @@ def read_files(
 
 def import_deltalake() -> Any:
     """The package. Raises SetupError: it is not installed."""
+    # It would warn for each file that a binary column has no statistics.
+    os.environ.setdefault("RUST_LOG", "error")
     try:
         import deltalake
     except ImportError as error:

@@ -1,6 +1,6 @@
 """The Spark data source by which tasks write and read the files of a Delta table.
 
-`DeltaTable` uses it; it is not for users. Its writer adds all files in one transaction.
+It is for `write_batch` and `read_table`, not for users.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -21,15 +22,59 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from pipelines.jobs.delta import DeltaTable
+from pipelines.jobs.delta import Condition, DeltaTable
 from pipelines.jobs.deltafiles import DeltaFile, read_files, write_files
 
-__all__ = ["DeltaSource", "arrow_schema"]
+__all__ = ["DeltaSource", "read_table", "write_batch"]
 
 _FILES_PER_TASK: Final = 16
 
 
-def arrow_schema(schema: StructType) -> pa.Schema:
+def write_batch(table: DeltaTable, frame: DataFrame, query_id: str, batch: int) -> None:
+    """Add the rows of a microbatch in one transaction, unless the table has them.
+
+    Raises:
+        FolderError: the columns are not the table's, or the table can't be used.
+        StoreError: the store or disk failed; a later attempt may succeed.
+        Exception: Spark's, with one of these as its reason, or of a task that failed.
+    """
+    table.create(_arrow_schema(frame.schema))
+    if table.has_batch(query_id, batch):
+        return
+    if table.partition_by:
+        frame = frame.sortWithinPartitions(*table.partition_by)
+    frame.sparkSession.dataSource.register(DeltaSource)
+    options = {"transaction": json.dumps([query_id, batch]), **_options(table)}
+    frame.write.format(DeltaSource.name()).mode("append").options(**options).save()
+
+
+def read_table(spark: SparkSession, table: DeltaTable, only: Sequence[Condition] = ()) -> DataFrame:
+    """The rows of a table, as it is when Spark plans the read.
+
+    Args:
+        spark: the session.
+        table: to read.
+        only: conditions on the partitions to read.
+
+    Raises:
+        FolderError: there is no table, or it needs a reader that knows more.
+        StoreError: the store or disk failed.
+    """
+    table.schema()
+    spark.dataSource.register(DeltaSource)
+    options = {"only": json.dumps(only), **_options(table)}
+    return spark.read.format(DeltaSource.name()).options(**options).load()
+
+
+def _options(table: DeltaTable) -> dict[str, str]:
+    return {
+        "location": table.location,
+        "store": json.dumps(table.options),
+        "partitions": json.dumps(table.partition_by),
+    }
+
+
+def _arrow_schema(schema: StructType) -> pa.Schema:
     """Spark's columns as Arrow's, each of which may be null."""
     fields = to_arrow_schema(schema, timezone="UTC")
     return pa.schema([(field.name, field.type) for field in fields])
@@ -50,7 +95,7 @@ class FilePartition(InputPartition):
 
 
 class DeltaSource(DataSource):
-    """``format("nsq_delta")``. Its options are texts made by `DeltaTable`."""
+    """``format("nsq_delta")``. Its options are those of `_options`."""
 
     @classmethod
     def name(cls) -> str:
@@ -112,7 +157,7 @@ class _Reader(DataSourceReader):
         # Spark passes an empty partition of its own where a read has none.
         if isinstance(partition, FilePartition):
             table = _table(self._options)
-            schema = arrow_schema(self._schema)
+            schema = _arrow_schema(self._schema)
             yield from read_files(partition.files, table.location, table.options, schema)
 
 

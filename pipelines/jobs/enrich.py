@@ -106,13 +106,15 @@ def as_messages(frame: DataFrame) -> DataFrame:
 
 
 def _static_table(spark: SparkSession, arguments: argparse.Namespace) -> DataFrame:
+    from pipelines.jobs.deltasource import read_table
+
     text = arguments.table
     format_ = _FORMATS.get(Path(text).suffix, "parquet")
     is_url = "://" in text
     if format_ == "parquet" and (not is_url or text.startswith(DELTA_URLS)):
         table = existing_table(arguments, "--table", text)
         if isinstance(table, DeltaTable):
-            return table.read(spark)
+            return read_table(spark, table)
     if not is_url and not Path(text).exists():
         raise FolderError(f"--table: {text} does not exist")
     options = {"header": "true"} if format_ == "csv" else {}

@@ -195,7 +195,11 @@ def _run_once(
     on_poll: Callable[[], None] | None,
 ) -> Exception | None:
     """Run the query until it ends or a signal comes; its failure."""
-    query = writer.start()
+    try:
+        query = writer.start()
+    except Exception as error:
+        # A full disk fails the start, too. `Restarts` raises what it does not know.
+        return error
     try:
         if table is not None:
             table.set_query_id(query.id)

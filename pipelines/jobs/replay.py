@@ -132,9 +132,11 @@ def run(job: Job) -> None:
     ordered = checkpoint / "sorted"
     if not (ordered / "_SUCCESS").exists():
         if isinstance(table, DeltaTable):
+            from pipelines.jobs.deltasource import read_table
+
             only = _partitions_of(arguments)
             nbytes = sum(file.nbytes for file in table.files(only))
-            frame = select_messages(table.read(job.spark(), only), arguments)
+            frame = select_messages(read_table(job.spark(), table, only), arguments)
             write_sorted(frame, ordered, nbytes)
         else:
             with read_lock(table):

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from pipelines.errors import ReceiverKilledError
+from pipelines.errors import ReceiverKilledError, StoreError
 from pipelines.jobs.terminal import one_line, print_line
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Restarts:
             return
         text = str(failure)
         is_full = _NO_ROOM.search(text) is not None
-        if not is_full and not _STORE.search(text) and type(failure).__name__ != "StoreError":
+        if not (is_full or _STORE.search(text) or isinstance(failure, StoreError)):
             raise failure
         if batches > self._batches:
             self._restarts = 0
@@ -125,8 +125,11 @@ class Restarts:
 
     def _wait_for_room(self) -> None:
         full = self._full_folders()
-        where = ", ".join(full) or f"none of {', '.join(self._folders.values())} any more"
-        print_line(self._name, f"no space left on device: {where}; the query waits for room")
+        if full:
+            where = f"{', '.join(full)}; the query waits for room"
+        else:
+            where = f"{', '.join(self._folders.values())} have room again; the query starts again"
+        print_line(self._name, f"no space left on device: {where}")
         while self._full_folders() and not self._stopping.wait(_POLL_S):
             pass
         if full and not self._stopping.is_set():

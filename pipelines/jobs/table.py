@@ -8,18 +8,26 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from pipelines.errors import FolderError, UsageError
 from pipelines.jobs.arguments import local_folder, pairs
 from pipelines.jobs.delta import DeltaTable, is_delta, parse_location
-from pipelines.jobs.parquet import ParquetTable
+from pipelines.jobs.parquet import START_LIMIT_S, ParquetTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Table", "add_output", "add_store_options", "existing_table", "output_table"]
+__all__ = [
+    "DeltaOutput",
+    "Table",
+    "add_output",
+    "add_store_options",
+    "existing_table",
+    "output_table",
+]
 
 _FORMATS: Final = ("parquet", "delta")
 
@@ -32,6 +40,25 @@ class Table(Protocol):
 
     def write(self, frame: DataFrame, batch: int) -> None:
         """Add a microbatch, unless the table has it. Raises FolderError, StoreError."""
+
+
+class DeltaOutput:
+    """A Delta table that a query writes to."""
+
+    def __init__(self, table: DeltaTable) -> None:
+        self.table = table
+        self._query_id: Future[str] = Future()
+
+    def set_query_id(self, query_id: str) -> None:
+        """The query that writes here. Later calls have no effect."""
+        if not self._query_id.done():
+            self._query_id.set_result(query_id)
+
+    def write(self, frame: DataFrame, batch: int) -> None:
+        """Add a microbatch, unless the table has it. Raises as `write_batch`."""
+        from pipelines.jobs.deltasource import write_batch
+
+        write_batch(self.table, frame, self._query_id.result(timeout=START_LIMIT_S), batch)
 
 
 def add_output(group: argparse._ArgumentGroup, help_: str, *, required: bool = False) -> None:
@@ -73,7 +100,7 @@ def output_table(arguments: argparse.Namespace, partition_by: Sequence[str] = ()
         location = parse_location(arguments.output, "--output")
         table = DeltaTable(location, options, partition_by=partition_by)
         table.check()
-        return table
+        return DeltaOutput(table)
     if options:
         raise UsageError("--store-option needs --format=delta")
     return ParquetTable(local_folder(arguments.output, "--output"), partition_by=partition_by)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 from threading import Lock
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from pipelines.errors import WalError, WalFencedError, WalFullError, WalRangeError
 from pipelines.wal.folder import FolderPlace
@@ -27,6 +27,8 @@ from pipelines.wal.segments import Block, ScopeIds, SegmentRef, encode_segment
 from pipelines.wal.store import StorePlace
 
 __all__ = ["Wal", "WalLimits"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +201,9 @@ class Wal:
             data = encode_segment(self._end, self.id, blocks, self._written_ns, owner)
             self._make_room(len(data))
             end = self._end + count
-            with self._failing():
-                path = self._place.write_segment(self._end, end, data)
+            path = self._with_room(
+                len(data), lambda: self._place.write_segment(self._end, end, data)
+            )
             with self._state:
                 ref = SegmentRef(path, self._end, end)
                 self._segments.append(Segment(ref, len(data), self._retention_clock()))
@@ -218,8 +221,18 @@ class Wal:
             self._check_open()
             self._take_commits()
             self._make_room(nbytes)
-            with self._failing():
-                self._place.probe(nbytes)
+            self._with_room(nbytes, lambda: self._place.probe(nbytes))
+
+    def _with_room(self, nbytes: int, write: Callable[[], T]) -> T:
+        """Write; if there is no room, remove committed segments for it and write once more."""
+        with self._failing():
+            try:
+                return write()
+            except WalFullError:
+                with self._committing:
+                    if not self._trim(nbytes):
+                        raise
+                return write()
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -316,10 +329,10 @@ class Wal:
         now_s = self._clock() if self._held_since_s is None else self._held_since_s
         return now_s - self._held_s
 
-    def _trim(self, required_bytes: int) -> None:
+    def _trim(self, required_bytes: int) -> bool:
         """Remove segments past the retention, then committed ones for ``required_bytes``.
 
-        Raises WalError.
+        Returns whether there were any. Raises WalError.
         """
         removed: list[SegmentRef] = []
         with self._state:
@@ -335,6 +348,7 @@ class Wal:
         if removed:
             with self._failing():
                 self._place.remove_segments(removed)
+        return bool(removed)
 
     # Reading
 

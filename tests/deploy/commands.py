@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from admin.options import NsqadminOptions
 from lookupd.options import NsqlookupdOptions
+from pipelines.__main__ import make_parser
 from tests.deploy.topology import DEPLOY
 from trionsq.broker.options import NsqdOptions, validated
 from trionsq.daemon import flags
 from trionsq.daemon.command import load_config_file
 
-__all__ = ["CONFIG_FOLDER", "CONFIG_NAMES", "DAEMONS", "options"]
+__all__ = ["CONFIG_FOLDER", "CONFIG_NAMES", "DAEMONS", "job_arguments", "options"]
 
 DAEMONS: Final[Mapping[str, type]] = {
     "nsqd": NsqdOptions,
@@ -22,6 +24,17 @@ DAEMONS: Final[Mapping[str, type]] = {
 }
 CONFIG_FOLDER: Final = "/etc/nsq"
 CONFIG_NAMES: Final = {f"{CONFIG_FOLDER}/{name}.toml": name for name in DAEMONS}
+
+
+def job_arguments(words: Sequence[str]) -> argparse.Namespace:
+    """The flags of a pipeline's command line, ``python -m pipelines NAME ...``.
+
+    Raises:
+        AssertionError: it is another command.
+        SystemExit: a flag is wrong.
+    """
+    assert [Path(words[0]).name, *words[1:3]] == ["python", "-m", "pipelines"]
+    return make_parser().parse_args(words[3:])
 
 
 def options(words: Sequence[str]) -> Any:

@@ -12,7 +12,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.deploy.commands import CONFIG_FOLDER, options
+from pipelines.jobs.job import BATCH_LIMIT_S
+from tests.deploy.commands import CONFIG_FOLDER, job_arguments, options
 from tests.deploy.topology import DEPLOY
 from trionsq.tools.nsq_drain import parse_arguments
 
@@ -156,7 +157,19 @@ def test_services_and_budgets_find_their_pods() -> None:
             assert sum(wanted.items() <= of_pod.items() for of_pod in labels) == 1, document
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_pipeline_takes_its_arguments() -> None:
+    """Its flags are the job's, its state is on the volume, and a stop waits for its microbatch."""
+    template = pod("archive")
+    (container,) = template["containers"]
+    arguments = job_arguments(container["args"])
+    mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
+    assert arguments.checkpoint in mounts
+    assert "/tmp" in mounts
+    assert template["terminationGracePeriodSeconds"] > BATCH_LIMIT_S + 30
+    assert found("StatefulSet", "archive")["spec"]["replicas"] == 1
+
+
+@pytest.mark.parametrize("name", [*PROGRAMS, "archive"])
 def test_every_pod_is_locked_down(name: str) -> None:
     """Pods meet the restricted policy, and have a read-only root file system."""
     template = pod(name)

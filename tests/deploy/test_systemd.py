@@ -9,10 +9,12 @@ import subprocess
 
 import pytest
 
-from tests.deploy.commands import DAEMONS, options
+from pipelines.jobs.job import BATCH_LIMIT_S
+from tests.deploy.commands import DAEMONS, job_arguments, options
 from tests.deploy.topology import DEPLOY
 
 FOLDER = DEPLOY / "systemd"
+UNITS = (*DAEMONS, "nsq-archive")
 
 
 def settings(name: str) -> dict[str, str]:
@@ -34,12 +36,26 @@ def test_the_daemons_take_their_command_lines(name: str) -> None:
         assert given.broadcast_address.endswith(".example")
 
 
+def test_the_pipeline_takes_its_command_line() -> None:
+    """Its flags are the job's, and a stop reaches the job alone and waits for its microbatch."""
+    told = settings("nsq-archive")
+    text = (FOLDER / "nsq-archive.service").read_text(encoding="utf-8")
+    found = re.search(r"(?m)^#   (ARCHIVE_FLAGS)=(.*)$", text)
+    assert found is not None
+    arguments = job_arguments(shlex.split(told["ExecStart"].replace(f"${found[1]}", found[2])))
+    assert arguments.name == "archive"
+    assert arguments.checkpoint == f"/var/lib/{told['StateDirectory']}"
+    assert arguments.output in told["ReadWritePaths"]
+    assert told["KillMode"] == "mixed"
+    assert int(told["TimeoutStopSec"]) > BATCH_LIMIT_S + 30
+
+
 def test_a_stop_waits_for_what_nsqd_saves() -> None:
     """The stop limit is longer than the minute that nsqd may need to save."""
     assert int(settings("nsqd")["TimeoutStopSec"]) > 60
 
 
-@pytest.mark.parametrize("name", DAEMONS)
+@pytest.mark.parametrize("name", UNITS)
 def test_systemd_reads_them(name: str) -> None:
     """If systemd-analyze is installed, it only reports missing programs."""
     analyze = shutil.which("systemd-analyze")
@@ -55,7 +71,7 @@ def test_systemd_reads_them(name: str) -> None:
     assert [line for line in told if "is not executable" not in line] == []
 
 
-@pytest.mark.parametrize("name", DAEMONS)
+@pytest.mark.parametrize("name", UNITS)
 def test_systemd_finds_them_locked_down(name: str) -> None:
     """If systemd-analyze is installed, its exposure value stays below 2.5 of 10."""
     analyze = shutil.which("systemd-analyze")

@@ -21,8 +21,8 @@ class SmallDisk:
         self._filler = path / _FILLER
 
     def fill(self) -> None:
-        """Write until the disk has no byte left."""
-        with self._filler.open("wb", buffering=0) as file:
+        """Write until the disk has no byte left; again if something was removed meanwhile."""
+        with self._filler.open("ab", buffering=0) as file:
             for part in (_PART, b"\0"):
                 try:
                     while file.write(part):

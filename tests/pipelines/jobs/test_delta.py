@@ -16,6 +16,8 @@ import pytest
 from pipelines.errors import FolderError
 from pipelines.jobs.delta import DeltaTable, parse_location
 from pipelines.jobs.deltafiles import DeltaFile, read_files, write_files
+from pipelines.jobs.deltasource import read_table
+from pipelines.jobs.table import DeltaOutput
 from tests.pipelines.jobs.running import FIRST
 from tests.soak import in_short_soak
 
@@ -32,10 +34,10 @@ def frame_of(spark: SparkSession, numbers: Iterable[int], topic: str = "t") -> D
     return frame.selectExpr("*", "to_date(timestamp) AS date")
 
 
-def table_at(path: Path, query_id: str = "q") -> DeltaTable:
-    table = DeltaTable(str(path), {}, partition_by=PARTITION_BY)
-    table.set_query_id(query_id)
-    return table
+def write(path: Path, frame: DataFrame, batch: int, query_id: str = "q") -> None:
+    output = DeltaOutput(DeltaTable(str(path), {}, partition_by=PARTITION_BY))
+    output.set_query_id(query_id)
+    output.write(frame, batch)
 
 
 def foreign_rows(path: Path) -> pa.Table:
@@ -58,11 +60,11 @@ def test_a_batch_is_one_transaction_and_is_not_repeated(
 ) -> None:
     """A repeated microbatch adds nothing; another query's batch of that number does."""
     spark.conf.set("spark.sql.session.timeZone", "UTC")
-    table_at(tmp_path).write(frame_of(spark, range(100)), 0)
-    table_at(tmp_path).write(frame_of(spark, range(100)), 0)
-    table_at(tmp_path).write(frame_of(spark, range(100, 110), "odd.name#ephemeral"), 1)
-    table_at(tmp_path).write(frame_of(spark, []), 2)
-    table_at(tmp_path, "other").write(frame_of(spark, range(110, 120)), 0)
+    write(tmp_path, frame_of(spark, range(100)), 0)
+    write(tmp_path, frame_of(spark, range(100)), 0)
+    write(tmp_path, frame_of(spark, range(100, 110), "odd.name#ephemeral"), 1)
+    write(tmp_path, frame_of(spark, []), 2)
+    write(tmp_path, frame_of(spark, range(110, 120)), 0, "other")
     assert numbers_in(tmp_path) == [*range(120)]
     rows = foreign_rows(tmp_path)
     assert set(rows["topic"].to_pylist()) == {"t", "odd.name#ephemeral"}
@@ -71,14 +73,16 @@ def test_a_batch_is_one_transaction_and_is_not_repeated(
     # The one that creates it, and one for each microbatch with rows.
     assert deltalake.DeltaTable(tmp_path).version() == 3
 
-    found = DeltaTable(str(tmp_path), {}).read(spark)
+    found = read_table(spark, DeltaTable(str(tmp_path), {}))
     assert found.columns == ["timestamp", "body", "topic", "date"]
     ours = found.toArrow().sort_by("timestamp")
     assert ours["body"].to_pylist() == rows["body"].to_pylist()
     assert ours["date"].to_pylist() == rows["date"].to_pylist()
-    odd = DeltaTable(str(tmp_path), {}).read(spark, [("topic", "in", ["odd.name#ephemeral"])])
+    odd = read_table(
+        spark, DeltaTable(str(tmp_path), {}), [("topic", "in", ["odd.name#ephemeral"])]
+    )
     assert odd.count() == 10
-    late = DeltaTable(str(tmp_path), {}).read(spark, [("date", ">=", "2026-11-21")])
+    late = read_table(spark, DeltaTable(str(tmp_path), {}), [("date", ">=", "2026-11-21")])
     assert late.count() == 60
 
 
@@ -159,16 +163,16 @@ def test_a_file_ends_where_the_partition_changes(tmp_path: Path) -> None:
 @in_short_soak
 def test_another_table_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """A table of other columns or partitions, and a folder of plain Parquet files."""
-    table_at(tmp_path / "delta").write(frame_of(spark, [1]), 0)
+    write(tmp_path / "delta", frame_of(spark, [1]), 0)
     with pytest.raises(FolderError, match="has the columns timestamp, body"):
-        table_at(tmp_path / "delta").write(frame_of(spark, [2]).withColumnRenamed("body", "b"), 1)
+        write(tmp_path / "delta", frame_of(spark, [2]).withColumnRenamed("body", "b"), 1)
     with pytest.raises(FolderError, match="is partitioned by date, topic, not by topic"):
         DeltaTable(str(tmp_path / "delta"), {}, partition_by=["topic"]).check()
     frame_of(spark, [1]).write.parquet(str(tmp_path / "plain"))
     with pytest.raises(FolderError, match="convert_to_deltalake"):
-        table_at(tmp_path / "plain").check()
+        DeltaTable(str(tmp_path / "plain"), {}).check()
     with pytest.raises(FolderError, match="has no Delta table"):
-        DeltaTable(str(tmp_path / "none"), {}).read(spark)
+        read_table(spark, DeltaTable(str(tmp_path / "none"), {}))
 
 
 def test_locations() -> None:

@@ -129,6 +129,6 @@ async def test_what_an_nsqd_delivers_again_after_its_absence_is_recognized(
         await trio.to_thread.run_sync(until, lambda: wal.end >= MESSAGES, receiver)
         await trio.to_thread.run_sync(until, is_empty, receiver)
         await trio.to_thread.run_sync(receiver.stop)
-    assert receiver.statistics()["duplicates_dropped"] >= stored_before
+    assert receiver.statistics()["duplicates_dropped"] > 0
     assert sorted(stored(wal)) == list(range(MESSAGES))
     wal.close()
