@@ -77,7 +77,7 @@ def measure(
         wait_until(lambda: len(find_logs(folder / "logs")) == receivers)
         query = _started_query(spark, folder)
         stack.callback(query.stop)
-        wait_until(lambda: bool(query.lastProgress))
+        wait_until(lambda: query.status["message"].startswith("Waiting for"))
         java = next(pid for pid in descendants(os.getpid()) if "pyspark-shell" in command_of(pid))
         trees: dict[str, Callable[[], Iterable[int]]] = {
             "receivers": lambda: [process.process.pid for process in processes],
