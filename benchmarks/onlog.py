@@ -20,7 +20,7 @@ from benchmarks.logread import read_both_forms
 from benchmarks.rows import Row, Run
 from benchmarks.servers import OURS, Server, ServerError
 
-__all__ = ["MEMORY", "load_server", "run_on_log"]
+__all__ = ["LOG", "MEMORY", "load_server", "run_on_log"]
 
 LOG: Final = ("--storage=log", "--durability=always")
 MEMORY: Final = ("--mem-queue-size=10000000",)

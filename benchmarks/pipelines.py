@@ -14,6 +14,7 @@ from pathlib import Path
 
 from benchmarks.checks import await_counts
 from benchmarks.generator import CHANNEL, CONSUMED, TOPIC, Bench, MeasureError, run_load
+from benchmarks.onlog import LOG
 from benchmarks.rows import Metric, Row, Run
 from benchmarks.servers import ServerError
 
@@ -46,7 +47,8 @@ def run_sink(bench: Bench, row: Row, kind: str, messages: int) -> Run:
 
 def run_spark(bench: Bench, row: Row, kind: str, messages: int) -> Run:
     """One run of a row with Spark on a fresh server; raises as `run_sink`."""
-    with bench.kinds.start(kind, [f"--mem-queue-size={row.memory_queue}"]) as server:
+    flags = LOG if row.layer.startswith("log-") else ()
+    with bench.kinds.start(kind, [f"--mem-queue-size={row.memory_queue}", *flags]) as server:
         try:
             where: dict[str, int | str | bool] = {"port": server.tcp_port, "topic": TOPIC}
             run_load(bench.load, "channels", {**where, "channel": CHANNEL, "channels": 1})
@@ -98,16 +100,24 @@ def _spark(layer: str, title: str, *metrics: Metric, messages: int, quick: int) 
         metrics,
         messages=messages,
         quick_messages=quick,
-        preload=layer == "through",
+        preload=layer == "through" or layer.startswith("log-"),
         procedure="spark",
         layer=layer,
         floor=False,
     )
 
 
-def _spark_rate(layer: str, title: str, target: float) -> Row:
-    metric = Metric("rate", "msg/s", _rate, target, absolute=True)
-    return _spark(layer, title, metric, messages=2_000_000, quick=100_000)
+def _spark_rate(layer: str, title: str, target: float | None) -> Row:
+    metrics = [Metric("rate", "msg/s", _rate, target, absolute=True)]
+    if layer != "sink":
+        metrics.append(Metric("CPU", "us/msg", _cpu_us, more_is_better=False, absolute=True))
+    return _spark(layer, title, *metrics, messages=2_000_000, quick=100_000)
+
+
+def _cpu_us(run: Run) -> float:
+    """Of the server and of all processes of Spark."""
+    seconds = run["cpu_seconds"] + run["spark_cpu_seconds"]
+    return float(seconds / run["timed_messages"] * 1e6)
 
 
 def _spark_latency(layer: str, title: str, p50_ms: float | None, p95_ms: float | None) -> Row:
@@ -121,6 +131,9 @@ def _spark_latency(layer: str, title: str, p50_ms: float | None, p95_ms: float |
 SPARK_ROWS: tuple[Row, ...] = (
     (
         _spark_rate("through", "nsqd, receiver, log and Spark to a noop sink, 100 B", 160_000),
+        _spark_rate("log-1", "log of nsqd and Spark to a noop sink, 100 B, 1 partition", None),
+        _spark_rate("log-2", "the same with 2 partitions", None),
+        _spark_rate("log-4", "the same with 4 partitions", None),
         _spark_rate("sink", "Spark's batch sink, 2 tasks, bodies of 100 B", 370_000),
         _spark_latency("latency", "publish to foreachBatch, the default trigger", 550, 1200),
         _spark_latency("latency-1s", "publish to foreachBatch, a trigger of 1 s", None, None),

@@ -5,9 +5,11 @@ Spec: client, section 3 (discovery); nsqlookupd, section 3 (GET /topics and /nod
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias
+from itertools import zip_longest
+from typing import Final, TypeAlias, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 import trio
@@ -15,12 +17,14 @@ import trio
 from trionsq import httpget
 from trionsq.client import Config, ConfigError, DiscoveryError
 from trionsq.client.discovery import addresses_of, topics_of
+from trionsq.hostport import format_address
 from trionsq.wire.names import is_valid_name
 
-__all__ = ["endpoint_url", "find_nodes", "find_topics"]
+__all__ = ["endpoint_url", "find_nodes", "find_topic_nodes", "find_topics"]
 
 _REQUEST_LIMIT_S: Final = 10.0
-_Reader: TypeAlias = Callable[[httpget.Answer], Sequence[str]]
+_Found = TypeVar("_Found")
+_Reader: TypeAlias = Callable[[httpget.Answer], Sequence[_Found]]
 
 
 async def find_topics(lookupds: Sequence[str], pattern: str, config: Config) -> set[str]:
@@ -41,11 +45,34 @@ async def find_nodes(lookupds: Sequence[str], config: Config) -> tuple[set[str],
     return await _query_all(lookupds, "nodes", addresses_of, config)
 
 
+async def find_topic_nodes(
+    lookupds: Sequence[str], config: Config
+) -> tuple[set[tuple[str, str]], list[str]]:
+    """Each topic with ``host:port`` of the HTTP of an nsqd that has it, and failures as above."""
+    return await _query_all(lookupds, "nodes", _topic_nodes_of, config)
+
+
+def _topic_nodes_of(answer: httpget.Answer) -> list[tuple[str, str]]:
+    """Raises DiscoveryError: the answer is an error, or cannot be understood."""
+    if answer.status != 200:
+        raise DiscoveryError(f"answered {answer.status}")
+    try:
+        body = json.loads(answer.body)
+        return [
+            (str(topic), format_address(str(node["broadcast_address"]), int(node["http_port"])))
+            for node in body.get("data", body)["producers"]
+            for topic, is_hidden in zip_longest(node["topics"], node.get("tombstones") or ())
+            if topic is not None and not is_hidden
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DiscoveryError(f"invalid answer: {error!r}") from error
+
+
 async def _query_all(
-    lookupds: Sequence[str], endpoint: str, read: _Reader, config: Config
-) -> tuple[set[str], list[str]]:
+    lookupds: Sequence[str], endpoint: str, read: _Reader[_Found], config: Config
+) -> tuple[set[_Found], list[str]]:
     """The union of the responses, and a line for each nsqlookupd that failed."""
-    names: set[str] = set()
+    names: set[_Found] = set()
     failures: list[str] = []
 
     async def query(url: str) -> None:
@@ -61,7 +88,7 @@ async def _query_all(
     return names, failures
 
 
-async def _query(url: str, read: _Reader, config: Config) -> Sequence[str]:
+async def _query(url: str, read: _Reader[_Found], config: Config) -> Sequence[_Found]:
     headers = {"Accept": "application/vnd.nsq; version=1.0"}
     if config.auth_secret and config.skip_lookupd_authorization:
         headers["Authorization"] = f"Bearer {config.auth_secret}"

@@ -7,6 +7,7 @@ __all__ = [
     "DataLossError",
     "FolderError",
     "JavaError",
+    "NsqdAwayError",
     "OptionsError",
     "PublishError",
     "ReceiverError",
@@ -16,6 +17,7 @@ __all__ = [
     "SinkError",
     "StageError",
     "StoreError",
+    "TopicLogError",
     "UsageError",
     "WalDamagedError",
     "WalError",
@@ -86,6 +88,17 @@ class WalRangeError(WalError):
 
 class DataLossError(WalError):
     """The log lacks messages that Spark's checkpoint refers to."""
+
+
+# mode=log
+
+
+class TopicLogError(Exception):
+    """A topic can't be read from nsqd's log, or a channel can't follow it. Not tried again."""
+
+
+class NsqdAwayError(Exception):
+    """An nsqd does not answer now."""
 
 
 # The receiver

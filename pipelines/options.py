@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
@@ -35,6 +36,7 @@ __all__ = [
     "read_options",
     "text",
     "texts",
+    "timestamp",
 ]
 
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -42,6 +44,9 @@ _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _STORES: Final = ", ".join(f"{scheme}://" for scheme in SCHEMES)
 _BROKEN_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})|%00")
+# datetime.fromisoformat takes other forms, too.
+_RFC3339: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _BYTE_SIZE: Final = re.compile(r"([0-9]+)\s*([bkmgt]?)b?", re.IGNORECASE)
 
 
@@ -287,6 +292,21 @@ def duration_s(value: str) -> float:
     if seconds < 0:
         raise ValueError(f"must be at least 0, not {value}")
     return seconds
+
+
+def timestamp(value: str) -> datetime:
+    """A time as RFC 3339 writes it, or milliseconds since 1970; in UTC."""
+    value = value.strip()
+    try:
+        if value.isascii() and value.isdecimal():
+            return _EPOCH + timedelta(milliseconds=int(value))
+        if _RFC3339.fullmatch(value):
+            return datetime.fromisoformat(value.upper()).astimezone(UTC)
+    except (ValueError, OverflowError):
+        pass
+    raise ValueError(
+        f"{value!r} is neither a time such as 2026-01-31T12:00:00Z nor milliseconds since 1970"
+    )
 
 
 def byte_size(value: str) -> int:

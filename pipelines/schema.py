@@ -5,11 +5,13 @@ The two schemas are equal. Spark does not cast Arrow batches, so the types match
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-__all__ = ["ARROW_SCHEMA", "COLUMNS", "SPARK_SCHEMA", "STORED_SCHEMA"]
+__all__ = ["ARROW_SCHEMA", "COLUMNS", "SPARK_SCHEMA", "STORED_SCHEMA", "stored_columns"]
 
 STORED_SCHEMA: Final = pa.schema(
     [
@@ -39,3 +41,26 @@ SPARK_SCHEMA: Final = (
 """The same schema in SQL."""
 
 COLUMNS: Final = tuple(ARROW_SCHEMA.names)
+
+
+def stored_columns(
+    ids: Sequence[bytes],
+    timestamps_ns: Sequence[int],
+    attempts: Sequence[int],
+    bodies: Sequence[bytes],
+) -> list[pa.Array]:
+    """The columns of `STORED_SCHEMA`, from lists of equal length."""
+    timestamps_us = pc.divide(pa.array(timestamps_ns, pa.int64()), 1000)
+    return [
+        pa.array(_texts(ids), pa.string()),
+        timestamps_us.cast(pa.timestamp("us", tz="UTC")),
+        pa.array(attempts, pa.int32()),
+        pa.array(bodies, pa.binary()),
+    ]
+
+
+def _texts(ids: Sequence[bytes]) -> Sequence[bytes | str]:
+    """ASCII bytes, which Arrow accepts as strings; ids that no nsqd would send are escaped."""
+    if b"".join(ids).isascii():
+        return ids
+    return [id_.decode("ascii", "backslashreplace") for id_ in ids]

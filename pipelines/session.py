@@ -66,11 +66,19 @@ def spark_session(name: str, master: str | None = None, **conf: str) -> SparkSes
             16 MiB of stack for each thread.
 
     Raises:
-        SetupError: Java, Python or pyspark has the wrong version, here or on the workers.
+        SetupError: Java, Python or pyspark has the wrong version, here or on the workers; or the
+            program uses Spark Connect.
     """
     prepare(master)
     from py4j.protocol import Py4JJavaError
     from pyspark.sql import SparkSession
+    from pyspark.sql.utils import is_remote
+
+    if is_remote():
+        raise SetupError(
+            "this program uses Spark Connect, where Java and the workers are the server's: make "
+            "the session with SparkSession.builder.remote(...)"
+        )
 
     submitted = _is_submitted()
     if master is None and not submitted:

@@ -27,6 +27,7 @@ SPARK_FILES: Final = (
     "tests/pipelines/source/test_killed_driver.py",
     "tests/pipelines/source/test_spark.py",
     "tests/pipelines/test_session.py",
+    "tests/pipelines/topiclog/test_spark.py",
 )
 """What uses the session of tests/pipelines/conftest.py."""
 BROWSER: Final = "tests/browser/"

@@ -2,14 +2,15 @@
 
     python -m benchmarks.clients.spark KIND TCP HTTP topic channel messages
 
-KIND: ``through`` from nsqd to a noop sink, ``sink`` a batch write to nsqd, ``latency`` and
-``latency-1s`` from publishing to foreachBatch with the default trigger and one of a second. Logs
-and checkpoints are where TMPDIR says.
+KIND: ``through`` from nsqd to a noop sink, ``log-N`` the same with mode=log and N partitions,
+``sink`` a batch write to nsqd, ``latency`` and ``latency-1s`` from publishing to foreachBatch with
+the default trigger and one of a second. Logs and checkpoints are where TMPDIR says.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -17,6 +18,7 @@ import threading
 import time
 import urllib.request
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pipelines.session import spark_session
@@ -31,6 +33,8 @@ PUBLISH_S: Final = 0.01
 # So many are not counted, as batches begin to follow each other.
 WARM: Final = 500
 WARM_TOPIC: Final = "warm"
+LOG: Final = "log-"
+"""The kind ``log-4`` has four partitions."""
 LIMIT_S: Final = 150.0
 
 
@@ -38,7 +42,8 @@ def main(kind: str, tcp: str, http: str, topic: str, channel: str, messages: int
     """Print the figures of one run."""
     reports = {"spark.sql.streaming.noDataProgressEventInterval": "100"}
     settings = {"spark.sql.shuffle.partitions": "2", **reports}
-    spark = spark_session("benchmark", "local[2]", **settings)
+    cores = max(2, int(kind.removeprefix(LOG))) if kind.startswith(LOG) else 2
+    spark = spark_session("benchmark", f"local[{cores}]", **settings)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         sink(spark, tcp, WARM_TOPIC, 10_000)
         if kind == "sink":
@@ -47,7 +52,9 @@ def main(kind: str, tcp: str, http: str, topic: str, channel: str, messages: int
             warm = _noop(_stream(spark, tcp, WARM_TOPIC, channel, f"{folder}/warm"), folder)
             warm.trigger(availableNow=True).start().awaitTermination()
             frame = _stream(spark, tcp, topic, channel, f"{folder}/wal")
-            if kind == "through":
+            if kind.startswith(LOG):
+                figures = from_log(spark, (http, topic, channel), kind, folder)
+            elif kind == "through":
                 figures = through(frame, f"{folder}/through", (http, topic, channel), messages)
             else:
                 every = "1 second" if kind == "latency-1s" else "0 seconds"
@@ -92,11 +99,13 @@ def through(
             _check(query, deadline_s)
             time.sleep(0.05)
         began_s = time.time()
+        began_cpu_s = cpu_s()
         _pause(where, "unpause")
         while sum(one.numInputRows for one in reports.values()) < messages:
             _check(query, deadline_s)
             reports |= {one.batchId: one for one in query.recentProgress if one.numInputRows}
             time.sleep(0.05)
+        took_cpu_s = cpu_s() - began_cpu_s
     finally:
         query.stop()
     rows = sum(one.numInputRows for one in reports.values())
@@ -104,7 +113,55 @@ def through(
         raise SystemExit(f"{rows} rows instead of {messages}")
     last = reports[max(reports)]
     seconds = _start_s(last) + last.batchDuration / 1000 - began_s
-    return {"timed_messages": rows, "timed_seconds": seconds}
+    return {"timed_messages": rows, "timed_seconds": seconds, "spark_cpu_seconds": took_cpu_s}
+
+
+def from_log(
+    spark: SparkSession, where: tuple[str, str, str], kind: str, folder: str
+) -> dict[str, Any]:
+    """All messages that there are, in one microbatch from the log of nsqd, with its channel."""
+    http, topic, channel = where
+    options = {
+        "mode": "log",
+        "topic": topic,
+        "channel": channel,
+        "nsqd.http.addresses": http,
+        "startingOffsets": "earliest",
+        "minPartitions": kind.removeprefix(LOG),
+        "maxRecordsPerPartition": "1000000000",
+    }
+    frame = spark.readStream.format("nsq").options(**options).load()
+    began_cpu_s = cpu_s()
+    query = _noop(frame, f"{folder}/log").trigger(availableNow=True).start()
+    query.awaitTermination()
+    took_cpu_s = cpu_s() - began_cpu_s
+    reports = [one for one in query.recentProgress if one.numInputRows]
+    return {
+        "timed_messages": sum(one.numInputRows for one in reports),
+        "timed_seconds": sum(one.batchDuration for one in reports) / 1000,
+        "spark_cpu_seconds": took_cpu_s,
+    }
+
+
+def cpu_s() -> float:
+    """CPU seconds of this process and all below it: Java, and Spark's Python processes."""
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        number = int(path.parent.name)
+        parents[number] = int(fields[1])
+        # user, system, and those of children that have ended
+        ticks[number] = sum(map(int, fields[11:15]))
+    total, below = 0, [os.getpid()]
+    while below:
+        number = below.pop()
+        total += ticks[number]
+        below += [child for child, parent in parents.items() if parent == number]
+    return total / os.sysconf("SC_CLK_TCK")
 
 
 def _pause(where: tuple[str, str, str], command: str) -> None:

@@ -12,8 +12,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from pipelines.errors import WalRangeError
-from pipelines.source.offsets import initial_position
 from pipelines.source.options import BatchOptions, logs_root
+from pipelines.source.times import first_position
 from pipelines.wal import LogView, SegmentRef, find_logs, read_segment
 
 __all__ = [
@@ -57,17 +57,22 @@ def slices_of(refs: Sequence[SegmentRef], start: int, end: int) -> list[SegmentS
 
 
 def partitions_of(
-    slices: Sequence[SegmentSlice], minimum: int, *, may_lack: bool = False
+    slices: Sequence[SegmentSlice],
+    minimum: int,
+    max_messages: int = MESSAGES_PER_TASK,
+    *,
+    may_lack: bool = False,
 ) -> list[LogPartition]:
     """Split the slices, of one log or of several, into even partitions, in order.
 
     Args:
         slices: what is to be read.
         minimum: of partitions; there are fewer if there are fewer messages.
+        max_messages: of a partition.
         may_lack: see `LogPartition`.
     """
     count = sum(part.end - part.start for part in slices)
-    number = min(count, max(minimum, -(-count // MESSAGES_PER_TASK)))
+    number = min(count, max(minimum, -(-count // max_messages)))
     limits = [count * index // number for index in range(1, number + 1)]
     partitions: list[LogPartition] = []
     current: list[SegmentSlice] = []
@@ -127,13 +132,13 @@ class NsqBatchReader(DataSourceReader):
         paths = [options.wal_path] if root is None else find_logs(root).values()
         slices = [part for path in paths for part in self._slices_of(LogView.open(path))]
         may_lack = not options.fail_on_data_loss
-        return [*partitions_of(slices, options.min_partitions, may_lack=may_lack)]
+        limits = options.min_partitions, options.max_records
+        return [*partitions_of(slices, *limits, may_lack=may_lack)]
 
     def _slices_of(self, view: LogView) -> list[SegmentSlice]:
         """The selected range of a log. Raises DataLossError, WalError."""
-        limits = view.first, view.committed, view.end
-        start = initial_position(self._options.starting_offsets, *limits)
-        end = initial_position(self._options.ending_offsets, *limits)
+        start = first_position(view, self._options.starting_offsets, self._options.starting_time)
+        end = first_position(view, self._options.ending_offsets, self._options.ending_time)
         return slices_of(view.segments(start, end) if start < end else [], start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -10,6 +10,7 @@ from pipelines.sink.commands import check_schema
 from pipelines.sink.options import SinkOptions
 from pipelines.sink.writers import NsqStagedWriter, NsqStreamWriter, NsqWriter
 from pipelines.source.batch import NsqBatchReader
+from pipelines.source.naming import named_options
 from pipelines.source.options import (
     BatchOptions,
     LogsOptions,
@@ -19,12 +20,16 @@ from pipelines.source.options import (
 )
 from pipelines.source.shared import NsqLogsReader
 from pipelines.source.stream import NsqStreamReader
+from pipelines.topiclog.batch import TopicLogBatchReader
+from pipelines.topiclog.options import TopicLogOptions, is_log_mode
+from pipelines.topiclog.options import check_names as check_log_names
+from pipelines.topiclog.stream import TopicLogStreamReader
 
 __all__ = ["NsqDataSource"]
 
 
 class NsqDataSource(DataSource):
-    """NSQ topics as a stream and as a sink, and a stream's log as a table."""
+    """NSQ topics as a stream and as a sink, and logs as tables: a stream's, or those of nsqds."""
 
     @classmethod
     def name(cls) -> str:
@@ -33,19 +38,30 @@ class NsqDataSource(DataSource):
 
     def schema(self) -> str:
         """The columns of a message. Raises OptionsError, so that load() reports unknown options."""
-        check_names(self.options)
+        if is_log_mode(self.options):
+            check_log_names(named_options(self.options, has_log=False))
+        else:
+            check_names(named_options(self.options, has_log=True))
         return SPARK_SCHEMA
 
-    def streamReader(self, schema: StructType) -> NsqStreamReader | NsqLogsReader:
+    def streamReader(
+        self, schema: StructType
+    ) -> NsqStreamReader | NsqLogsReader | TopicLogStreamReader:
         """The reader of ``readStream``. Raises OptionsError; ValueError: another schema."""
         _check_columns(schema)
-        if logs_root(dict(self.options).get("walpath", "")) is not None:
-            return NsqLogsReader(LogsOptions.read(self.options))
-        return NsqStreamReader(StreamOptions.read(self.options))
+        if is_log_mode(self.options):
+            options = named_options(self.options, has_log=False)
+            return TopicLogStreamReader(TopicLogOptions.read_stream(options))
+        options = named_options(self.options, has_log=True)
+        if logs_root(options.get("walpath", "")) is not None:
+            return NsqLogsReader(LogsOptions.read(options))
+        return NsqStreamReader(StreamOptions.read(options))
 
-    def reader(self, schema: StructType) -> NsqBatchReader:
+    def reader(self, schema: StructType) -> NsqBatchReader | TopicLogBatchReader:
         """The reader of ``read``. Raises OptionsError; ValueError: another schema."""
         _check_columns(schema)
+        if is_log_mode(self.options):
+            return TopicLogBatchReader(TopicLogOptions.read_batch(self.options))
         return NsqBatchReader(BatchOptions.read(self.options))
 
     def streamWriter(

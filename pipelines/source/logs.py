@@ -8,16 +8,17 @@ microbatch. So a microbatch is wholly described by its two offsets, and can be r
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, TypeAlias
 
 from pipelines.errors import DataLossError
 from pipelines.source.offsets import (
     Offset,
     SourceLog,
-    initial_position,
     position_of,
     report_loss,
 )
+from pipelines.source.times import first_position
 
 __all__ = [
     "Positions",
@@ -87,11 +88,14 @@ def _entries(
 
 
 def added_logs(
-    logs: Mapping[str, SourceLog], known: Mapping[str, int], starting: str = "committed"
+    logs: Mapping[str, SourceLog],
+    known: Mapping[str, int],
+    starting: str = "committed",
+    starting_time: datetime | None = None,
 ) -> Positions:
     """Where the logs begin that ``known`` lacks. ``starting``: earliest, committed or latest."""
     return {
-        name: initial_position(starting, log.first, log.committed, log.end)
+        name: first_position(log, starting, starting_time)
         for name, log in logs.items()
         if name not in known
     }

@@ -123,13 +123,14 @@ class BatchLimits:
     """The limits of a microbatch.
 
     Attributes:
-        max_messages, min_messages: None for no limit.
+        max_messages, min_messages, max_bytes: None for no limit.
         max_delay_s: ``min_messages`` has no effect after so long without a microbatch.
     """
 
     max_messages: int | None
     min_messages: int | None
     max_delay_s: float
+    max_bytes: int | None = None
     _waiting_since_s: float | None = None
 
     def read_limit(self) -> ReadLimit:
@@ -140,8 +141,20 @@ class BatchLimits:
             return ReadMinRows(self.min_messages)
         return ReadAllAvailable()
 
-    def batch_end(self, start: int, available: int, now_s: float, *, may_wait: bool) -> int:
-        """The end of the microbatch from ``start``; ``start`` itself if none is due."""
+    def batch_end(
+        self,
+        start: int,
+        available: int,
+        now_s: float,
+        *,
+        may_wait: bool,
+        message_bytes: float = 0.0,
+    ) -> int:
+        """The end of the microbatch from ``start``; ``start`` itself if none is due.
+
+        ``message_bytes``: the mean size of a message, from which ``max_bytes`` becomes a number of
+        messages: at least one.
+        """
         backlog = available - start
         if backlog <= 0:
             self._waiting_since_s = None
@@ -152,7 +165,10 @@ class BatchLimits:
             if now_s - self._waiting_since_s < self.max_delay_s:
                 return start
         self._waiting_since_s = None
-        return available if self.max_messages is None else min(available, start + self.max_messages)
+        count = backlog if self.max_messages is None else min(backlog, self.max_messages)
+        if self.max_bytes is not None and message_bytes > 0:
+            count = min(count, max(1, int(self.max_bytes / message_bytes)))
+        return start + count
 
 
 @dataclass(slots=True)

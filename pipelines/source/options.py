@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Final
 
 from pipelines.errors import OptionsError
@@ -12,6 +13,7 @@ from pipelines.options import (
     Option,
     boolean,
     byte_size,
+    choice,
     duration_s,
     integer,
     log_place,
@@ -21,6 +23,7 @@ from pipelines.options import (
     read_options,
     text,
     texts,
+    timestamp,
 )
 from pipelines.receiver import ReceiverConfig
 from pipelines.wal import WalLimits
@@ -35,6 +38,8 @@ __all__ = [
     "LogsOptions",
     "StreamOptions",
     "check_names",
+    "client_config",
+    "is_pattern",
     "logs_root",
 ]
 
@@ -55,6 +60,7 @@ def _offset(text: str) -> str | int:
 
 
 _LOG_OPTIONS: Final = (
+    Option("mode", choice("receiver"), "receiver, or log: read from nsqd", "receiver"),
     Option(
         "walPath", log_place, "folder or s3:// URL of the log, one for each query", required=True
     ),
@@ -65,7 +71,9 @@ _LOG_OPTIONS: Final = (
         "committed",
     ),
     Option("failOnDataLoss", boolean, "fail when the log lacks messages to be read", True),
+    Option("startingTimestamp", timestamp, "in place of it: RFC 3339, or ms since 1970"),
     Option("minPartitions", integer(1, 10_000), "minimum number of tasks of a microbatch", 1),
+    Option("maxRecordsPerPartition", integer(), "maximum messages of a task", 50_000),
 )
 
 STREAM: Final = (
@@ -83,6 +91,7 @@ STREAM: Final = (
         15_000,
     ),
     Option("maxMessagesPerTrigger", integer(), "maximum messages of a microbatch"),
+    Option("maxBytesPerTrigger", byte_size, "the same by bytes, from the mean size of messages"),
     Option("minMessagesPerTrigger", integer(), "a microbatch waits for this many messages"),
     Option("maxTriggerDelay", duration_s, "limit for that waiting", 900.0),
     Option(
@@ -121,6 +130,7 @@ STREAM: Final = (
 )
 
 _OF_LOGS: Final = (
+    "maxBytesPerTrigger",
     "maxMessagesPerTrigger",
     "minMessagesPerTrigger",
     "maxTriggerDelay",
@@ -131,6 +141,7 @@ LOGS: Final = (*_LOG_OPTIONS, *(option for option in STREAM if option.name in _O
 BATCH: Final = (
     *_LOG_OPTIONS,
     Option("endingOffsets", _offset, "where it ends: committed, latest, or a position", "latest"),
+    Option("endingTimestamp", timestamp, "in place of it: messages before this time"),
 )
 
 
@@ -164,7 +175,10 @@ class StreamOptions:
     starting_offsets: str | int
     fail_on_data_loss: bool
     min_partitions: int
+    max_records: int
+    starting_time: datetime | None
     max_messages: int | None
+    max_bytes: int | None
     min_messages: int | None
     max_trigger_delay_s: float
     available_now_idle_s: float
@@ -191,7 +205,10 @@ class StreamOptions:
             starting_offsets=values["startingOffsets"],
             fail_on_data_loss=values["failOnDataLoss"],
             min_partitions=values["minPartitions"],
+            max_records=values["maxRecordsPerPartition"],
+            starting_time=values["startingTimestamp"],
             max_messages=values["maxMessagesPerTrigger"],
+            max_bytes=values["maxBytesPerTrigger"],
             min_messages=values["minMessagesPerTrigger"],
             max_trigger_delay_s=values["maxTriggerDelay"],
             available_now_idle_s=values["availableNowIdle"],
@@ -208,6 +225,9 @@ class BatchOptions:
     ending_offsets: str | int
     fail_on_data_loss: bool
     min_partitions: int
+    max_records: int
+    starting_time: datetime | None
+    ending_time: datetime | None
 
     @classmethod
     def read(cls, options: Mapping[str, str]) -> BatchOptions:
@@ -227,6 +247,9 @@ class BatchOptions:
             ending_offsets=values["endingOffsets"],
             fail_on_data_loss=values["failOnDataLoss"],
             min_partitions=values["minPartitions"],
+            max_records=values["maxRecordsPerPartition"],
+            starting_time=values["startingTimestamp"],
+            ending_time=values["endingTimestamp"],
         )
 
 
@@ -243,7 +266,10 @@ class LogsOptions:
     starting_offsets: str
     fail_on_data_loss: bool
     min_partitions: int
+    max_records: int
+    starting_time: datetime | None
     max_messages: int | None
+    max_bytes: int | None
     min_messages: int | None
     max_trigger_delay_s: float
     lock_timeout_s: float
@@ -274,7 +300,10 @@ class LogsOptions:
             starting_offsets=values["startingOffsets"],
             fail_on_data_loss=values["failOnDataLoss"],
             min_partitions=values["minPartitions"],
+            max_records=values["maxRecordsPerPartition"],
+            starting_time=values["startingTimestamp"],
             max_messages=values["maxMessagesPerTrigger"],
+            max_bytes=values["maxBytesPerTrigger"],
             min_messages=values["minMessagesPerTrigger"],
             max_trigger_delay_s=values["maxTriggerDelay"],
             lock_timeout_s=values["wal.lockTimeout"],
@@ -323,19 +352,19 @@ def _with_option_names(error: ValueError) -> str:
 def _receiver_config(values: Mapping[str, Any]) -> ReceiverConfig:
     """Raises ValueError."""
     topic = values["topic"]
-    is_pattern = _PATTERN.search(topic) is not None
+    has_pattern = is_pattern(topic)
     # A request to a store takes longer, and costs money.
     is_stored = is_store_url(values["walPath"])
     return ReceiverConfig(
         channel=values["channel"],
-        topics=() if is_pattern else texts(topic),
-        topic_pattern=topic if is_pattern else "",
+        topics=() if has_pattern else texts(topic),
+        topic_pattern=topic if has_pattern else "",
         nsqd_tcp_addresses=values["nsqd.tcp.addresses"],
         lookupd_http_addresses=values["lookupd.http.addresses"],
         max_in_flight=values["maxInFlight"],
         connections_per_nsqd=values["connectionsPerNsqd"],
         msg_timeout_ms=values["msgTimeoutMs"],
-        client=_client_config(values["client.*"]),
+        client=client_config(values["client.*"]),
         segment_ms=values["wal.segmentMs"] or (500 if is_stored else 50),
         segment_messages=values["wal.segmentMessages"] or (100_000 if is_stored else 20_000),
         segment_bytes=values["wal.segmentBytes"],
@@ -345,7 +374,13 @@ def _receiver_config(values: Mapping[str, Any]) -> ReceiverConfig:
     )
 
 
-def _client_config(options: Mapping[str, str]) -> Config:
+def is_pattern(topic: str) -> bool:
+    """Whether the option ``topic`` is a regular expression, not names."""
+    return _PATTERN.search(topic) is not None
+
+
+def client_config(options: Mapping[str, str]) -> Config:
+    """The options ``client.*``. Raises ValueError."""
     for name in options:
         if name.replace("-", "_") in _SET_BY_RECEIVER:
             raise ValueError(f"client.{name} is set by the source")

@@ -24,6 +24,7 @@ from pipelines.source.logs import Positions, added_logs, offset_of_logs, positio
 from pipelines.source.logset import LogSet
 from pipelines.source.offsets import BatchLimits, Offset
 from pipelines.source.options import LogsOptions
+from pipelines.source.times import measure_lag
 
 __all__ = ["NsqLogsReader"]
 
@@ -40,7 +41,10 @@ class NsqLogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._targets: Positions | None = None
         self._batch_end: Positions = {}
         self._limits = BatchLimits(
-            options.max_messages, options.min_messages, options.max_trigger_delay_s
+            options.max_messages,
+            options.min_messages,
+            options.max_trigger_delay_s,
+            options.max_bytes,
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -54,7 +58,10 @@ class NsqLogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         logs = self._logs.refresh()
         if not logs:
             log.warning("%s has no logs yet: no receiver has started", self._logs.root)
-        return offset_of_logs(logs, added_logs(logs, {}, self._options.starting_offsets))
+        options = self._options
+        return offset_of_logs(
+            logs, added_logs(logs, {}, options.starting_offsets, options.starting_time)
+        )
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """The options' limit. Spark's API has room for one; `latestOffset` applies both."""
@@ -80,9 +87,14 @@ class NsqLogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = {name: self._end_of(name) for name in positions}
         backlogs = {name: max(0, ends[name] - lsn) for name, lsn in positions.items()}
         count = sum(backlogs.values())
-        if not isinstance(limit, ReadAllAvailable):
-            may_wait = self._targets is None and not self._logs.is_any_full
-            count = self._limits.batch_end(0, count, time.monotonic(), may_wait=may_wait)
+        if not isinstance(limit, ReadAllAvailable) or self._options.max_bytes is not None:
+            count = self._limits.batch_end(
+                0,
+                count,
+                time.monotonic(),
+                may_wait=self._targets is None and not self._logs.is_any_full,
+                message_bytes=self._message_bytes(),
+            )
         parts = shares(backlogs, count)
         batch_end = {name: lsn + parts[name] for name, lsn in positions.items()}
         if self._targets is None:
@@ -98,8 +110,15 @@ class NsqLogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return None
         logs = self._log_set.logs
         ends = {name: item.end for name, item in logs.items()}
+        metrics = self._log_set.metrics()
         backlog = sum(max(0, end - self._batch_end.get(name, end)) for name, end in ends.items())
-        return offset_of_logs(logs, ends) | {"backlog": backlog} | self._log_set.metrics()
+        starts = [(logs[name], self._batch_end.get(name, end)) for name, end in ends.items()]
+        return offset_of_logs(logs, ends) | {
+            "backlog": backlog,
+            "backlogBytes": round(backlog * self._message_bytes()),
+            **measure_lag(starts, time.time()),
+            **metrics,
+        }
 
     def partitions(self, start: Offset, end: Offset) -> list[LogPartition]:
         """The tasks of a microbatch. Raises DataLossError, WalError."""
@@ -111,7 +130,7 @@ class NsqLogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if low[name] < high[name]:
                 refs = logs[name].segments(low[name], high[name])
                 slices += slices_of(refs, low[name], high[name])
-        return partitions_of(slices, self._options.min_partitions)
+        return partitions_of(slices, self._options.min_partitions, self._options.max_records)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Called by a task, on an executor. Raises WalError."""
@@ -151,6 +170,12 @@ class NsqLogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _end_of(self, name: str) -> int:
         end = self._logs.logs[name].end
         return end if self._targets is None else min(end, self._targets.get(name, 0))
+
+    def _message_bytes(self) -> float:
+        """The mean size of a message; 0 if it is not known."""
+        messages = sum(item.end - item.first for item in self._logs.logs.values())
+        nbytes: int = self._logs.metrics()["walBytes"]
+        return nbytes / messages if messages else 0.0
 
     def _commit(self, positions: Mapping[str, int]) -> None:
         for name, lsn in positions.items():

@@ -37,11 +37,11 @@ from pipelines.source.offsets import (
     AvailableNow,
     BatchLimits,
     Offset,
-    initial_position,
     offset_of,
     position_of,
 )
 from pipelines.source.options import StreamOptions
+from pipelines.source.times import first_position, mean_bytes, measure_backlog
 from pipelines.wal import Wal, read_segment
 
 __all__ = ["NsqStreamReader", "ReceiverSession"]
@@ -65,7 +65,10 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._connected_by_s = 0.0
         self._batch_end = 0
         self._limits = BatchLimits(
-            options.max_messages, options.min_messages, options.max_trigger_delay_s
+            options.max_messages,
+            options.min_messages,
+            options.max_trigger_delay_s,
+            options.max_bytes,
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -77,8 +80,9 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> Offset:
         """The start of a query without a checkpoint. Raises DataLossError, WalError."""
         wal = self._started().wal
-        option = self._options.starting_offsets
-        return offset_of(wal, initial_position(option, wal.first, wal.committed, wal.end))
+        options = self._options
+        position = first_position(wal, options.starting_offsets, options.starting_time)
+        return offset_of(wal, position)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """The options' limit. Spark's API has room for one; `latestOffset` applies both."""
@@ -121,9 +125,10 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         wal = self._session.wal
         metrics = self._session.receiver.statistics()
         end = wal.end
+        backlog = measure_backlog(wal, self._batch_end, metrics["wal_bytes"], time.time())
+        # What is in the log, but in no microbatch yet, comes first.
         return offset_of(wal, end) | {
-            # In the log, but in no microbatch yet
-            "backlog": max(0, end - self._batch_end),
+            **backlog,
             "inFlight": metrics["pending"],
             "received": metrics["received"],
             "stored": metrics["stored"],
@@ -144,7 +149,8 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         low = position_of(start, wal, fail_on_data_loss=fails)
         high = position_of(end, wal, fail_on_data_loss=fails, is_end=True)
         refs = wal.segments(low, high) if low < high else []
-        return partitions_of(slices_of(refs, low, high), self._options.min_partitions)
+        limits = self._options.min_partitions, self._options.max_records
+        return partitions_of(slices_of(refs, low, high), *limits)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Called by a task, on an executor. Raises WalError."""
@@ -176,12 +182,19 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._session
 
     def _end_of_batch(self, start: int, available: int, limit: ReadLimit) -> int:
-        if isinstance(limit, ReadAllAvailable):
+        if isinstance(limit, ReadAllAvailable) and self._options.max_bytes is None:
             return max(start, available)
+        session = self._started()
+        metrics = session.receiver.statistics()
         # A full log receives no more, and AvailableNow must not wait.
-        is_paused = self._started().receiver.statistics()["is_paused"]
-        may_wait = self._available_now is None and not is_paused
-        return self._limits.batch_end(start, available, time.monotonic(), may_wait=may_wait)
+        may_wait = self._available_now is None and not metrics["is_paused"]
+        return self._limits.batch_end(
+            start,
+            available,
+            time.monotonic(),
+            may_wait=may_wait,
+            message_bytes=mean_bytes(session.wal, metrics["wal_bytes"]),
+        )
 
     def _wait_for_messages(self, available_now: AvailableNow, start: int) -> int:
         """Wait for messages after ``start``, or for the end of the available ones."""

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipelines.errors import WalDamagedError, WalError, WalRangeError
-from pipelines.schema import ARROW_SCHEMA, STORED_SCHEMA
+from pipelines.schema import ARROW_SCHEMA, STORED_SCHEMA, stored_columns
 from pipelines.wal.objects import Objects
 
 __all__ = [
@@ -133,21 +132,8 @@ def encode_segment(
 
 
 def _batch_of(block: Block, schema: pa.Schema) -> pa.RecordBatch:
-    timestamps_us = pc.divide(pa.array(block.timestamps_ns, pa.int64()), 1000)
-    columns = [
-        pa.array(_texts(block.ids), pa.string()),
-        timestamps_us.cast(pa.timestamp("us", tz="UTC")),
-        pa.array(block.attempts, pa.int32()),
-        pa.array(block.bodies, pa.binary()),
-    ]
+    columns = stored_columns(block.ids, block.timestamps_ns, block.attempts, block.bodies)
     return pa.record_batch(columns, schema=schema)
-
-
-def _texts(ids: Sequence[bytes]) -> Sequence[bytes | str]:
-    """ASCII bytes, which Arrow accepts as strings; ids that no nsqd would send are escaped."""
-    if b"".join(ids).isascii():
-        return ids
-    return [id_.decode("ascii", "backslashreplace") for id_ in ids]
 
 
 # Reading

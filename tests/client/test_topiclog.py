@@ -16,7 +16,7 @@ from tests.http.logreader import serving
 from tests.http.ways import Way
 from tests.leftovers import nothing_left_behind, threads_in_mock_time
 from trionsq.broker.logs import log_of
-from trionsq.client import ConnectError, LogRefusedError, TopicLogReader
+from trionsq.client import Config, ConnectError, LogRefusedError, TopicLogReader
 from trionsq.http import logstream
 from trionsq.storage.log.retention import Retention
 
@@ -222,3 +222,33 @@ async def read_and_stop(cancel_at: CancelAt) -> None:
 def test_a_reader_cancelled_at_any_await(when: When) -> None:
     """It leaves no connection, and nsqd no task and no open file."""
     sweep_awaits(read_and_stop, when, least=10, one_in=3)
+
+
+async def test_a_token_says_where_to_begin_and_a_secret_is_sent(autojump_clock: MockClock) -> None:
+    """With a token an nsqd that does not answer is awaited; auth_secret is a bearer token."""
+    heads: list[bytes] = []
+
+    class Listening(CutStream):
+        async def send_all(self, data: Any) -> None:
+            heads.append(bytes(data))
+            await super().send_all(data)
+
+    with threads_in_mock_time():
+        async with serving() as server:
+            publish(server.broker, "t", *BODIES[:9])
+            first = reader_of(server, begin="0", to="5")
+            await read_all(first)
+
+            async def dial(_host: str, _port: int) -> trio.abc.Stream:
+                if not refusals:
+                    return Listening(server.connect(), 10**6, resets=False)
+                raise refusals.pop()
+
+            refusals = [OSError("refused"), OSError("refused")]
+            config = Config(auth_secret="s3cret")
+            reader = TopicLogReader(
+                "t", "localhost:1", after=first._token, to="9", config=config, dial=dial
+            )
+            assert await read_all(reader) == dict(enumerate(BODIES[5:9], 5))
+    assert not refusals
+    assert b"\r\nauthorization: bearer s3cret\r\n" in heads[0].lower()

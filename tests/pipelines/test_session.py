@@ -178,3 +178,11 @@ def test_workers_with_other_versions_are_told(
     monkeypatch.setattr(session, "_describe", lambda: "Python 3.99")
     with pytest.raises(SetupError, match=r"the driver has Python 3\.99, but workers have Python"):
         check_workers(spark)
+
+
+@pytest.mark.usefixtures("environment")
+def test_spark_connect_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the session to use, in place of Spark's about an attribute."""
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+    with pytest.raises(SetupError, match=r"SparkSession\.builder\.remote"):
+        session.spark_session("test")

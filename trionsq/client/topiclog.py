@@ -62,6 +62,7 @@ class TopicLogReader:
         address: str,
         *,
         begin: str = "beginning",
+        after: str | None = None,
         to: str | None = None,
         config: Config | None = None,
         dial: httpget.Dial = trio.open_tcp_stream,
@@ -74,9 +75,12 @@ class TopicLogReader:
             address: ``host:port`` or the URL of nsqd's HTTP.
             begin: where to begin: ``beginning``, ``end``, a time as RFC 3339 writes it, or a
                 sequence.
+            after: a token of this log, in place of ``begin``: what is behind it comes next. Then an
+                nsqd that is away is awaited at first, too.
             to: where to end, before the message that this names; None: never. ``end`` is the end
                 of the log as it is at first; for a later time or sequence it is waited.
-            config: time limits, and what is trusted; by default `Config()`.
+            config: time limits, what is trusted, and ``auth_secret``, which is sent as a bearer
+                token; by default `Config()`.
             dial: connects; tests replace it.
             random: for the pauses.
         """
@@ -86,7 +90,7 @@ class TopicLogReader:
         self.skipped = 0
         self._begin = begin
         self._to = to
-        self._token: str | None = None
+        self._token = after
         self._config = config or Config()
         self._dial = dial
         self._random = random or Random()
@@ -104,8 +108,8 @@ class TopicLogReader:
         Raises:
             LogRefusedError: nsqd refuses: there is no such topic, or it has no log, or it was
                 deleted and made again meanwhile.
-            ConnectError: nsqd cannot be reached at first; later it is tried again, in growing
-                pauses up to 15 s.
+            ConnectError: nsqd cannot be reached at first, and there was no ``after``; later it is
+                tried again, in growing pauses up to 15 s.
         """
         while True:
             try:
@@ -138,8 +142,11 @@ class TopicLogReader:
         self._reason, self._fields = "", {}
         url = self._url()
         context = self._config.ssl_context() if url.startswith("https:") else None
+        secret = self._config.auth_secret
+        headers = {"Authorization": f"Bearer {secret}"} if secret else None
         async with httpget.stream(
             url,
+            headers,
             connect_timeout_s=self._config.dial_timeout_s,
             silence_timeout_s=_WAIT_S + _SILENCE_S,
             ssl_context=context,

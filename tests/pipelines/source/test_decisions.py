@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +13,11 @@ from hypothesis import strategies as st
 
 from pipelines.errors import DataLossError, OptionsError
 from pipelines.source.batch import partitions_of, slices_of
+from pipelines.source.naming import named_options
 from pipelines.source.offsets import AvailableNow, BatchLimits, initial_position, position_of
 from pipelines.source.options import BatchOptions, StreamOptions, check_names
 from pipelines.wal import SegmentRef
+from trionsq.wire.names import is_valid_name
 
 NEEDED = {"topic": "t", "channel": "c", "nsqd.tcp.addresses": "h:4150", "walPath": "/w"}
 
@@ -26,6 +29,50 @@ def test_a_batch_has_at_most_so_many_messages() -> None:
     assert BatchLimits(10, None, 0).batch_end(5, 100, 0.0, may_wait=True) == 15
     assert BatchLimits(10, None, 0).batch_end(5, 7, 0.0, may_wait=True) == 7
     assert BatchLimits(None, None, 0).batch_end(5, 100, 0.0, may_wait=True) == 100
+
+
+def test_bytes_limit_a_batch_by_the_mean_size() -> None:
+    """maxBytesPerTrigger is a number of messages of the mean size, at least one."""
+
+    def end(max_messages: int | None, max_bytes: int, message_bytes: float) -> int:
+        limits = BatchLimits(max_messages, None, 0, max_bytes)
+        return limits.batch_end(5, 100, 0.0, may_wait=True, message_bytes=message_bytes)
+
+    assert end(None, 1000, 100.0) == 15
+    assert end(3, 1000, 100.0) == 8
+    assert end(30, 1000, 100.0) == 15
+    assert end(None, 1000, 5000.0) == 6
+    assert end(None, 1000, 0.0) == 100
+
+
+def test_a_task_has_at_most_so_many_messages() -> None:
+    """maxRecordsPerPartition makes more tasks, of about equal size."""
+    slices = slices_of([SegmentRef("a", 0, 70), SegmentRef("b", 70, 100)], 5, 95)
+    parts = partitions_of(slices, 1, 40)
+    assert [[(p.start, p.end) for p in part.slices] for part in parts] == [
+        [(5, 35)],
+        [(35, 65)],
+        [(65, 70), (70, 95)],
+    ]
+
+
+def test_a_checkpoint_names_channel_and_log() -> None:
+    """Two checkpoints give two names, one gives always the same; what is set stays."""
+    one = named_options({"checkpointLocation": "/data/a b/orders/"}, has_log=True)
+    assert one["walpath"] == "/data/a b/orders/nsq"
+    assert re.fullmatch(r"orders-[0-9a-f]{8}", one["channel"])
+    assert named_options({"CHECKPOINTLOCATION": "/data/a b/orders"}, has_log=True) == one
+    other = named_options({"checkpointLocation": "/other/orders"}, has_log=True)
+    assert other["channel"] != one["channel"]
+    kept = {"checkpointLocation": "s3a://b/c", "channel": "c", "walPath": "/w"}
+    assert named_options(kept, has_log=True) == {"channel": "c", "walpath": "/w"}
+    stored = named_options({"checkpointLocation": "s3a://b/c"}, has_log=True)
+    assert stored["walpath"] == "s3://b/c/nsq"
+    with pytest.raises(OptionsError, match="or set walPath"):
+        named_options({"checkpointLocation": "hdfs://b/c"}, has_log=True)
+    long = named_options({"checkpointLocation": "/é" + "x" * 99}, has_log=False)
+    assert is_valid_name(long["channel"].encode())
+    assert "walpath" not in long
 
 
 def test_a_batch_waits_for_so_many_messages_but_not_for_ever() -> None:

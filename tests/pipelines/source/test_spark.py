@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -113,6 +114,62 @@ def test_a_url_for_the_log_is_refused_at_load(
         with pytest.raises(PySparkException, match="walPath: hdfs://name/wal: a log can't be in"):
             source.load()
     assert not list(tmp_path.iterdir())
+
+
+@in_short_soak
+def test_two_queries_read_a_topic_by_their_checkpoints_alone(
+    spark: SparkSession, nsqd: OpenBroker, tmp_path: Path
+) -> None:
+    """Neither channel nor walPath is set; both get all messages, and go on with their own."""
+    publish(nsqd.http_address, "t", [b"first"])
+    for name in ("a", "b"):
+        # Both channels begin before the messages below.
+        assert _read_once(spark, nsqd, tmp_path / name) == ([b"first"] if name == "a" else [])
+    publish(nsqd.http_address, "t", numbered(500))
+    assert _read_once(spark, nsqd, tmp_path / "a") == [*numbered(500), b"first"]
+    assert _read_once(spark, nsqd, tmp_path / "b") == numbered(500)
+
+
+def _read_once(spark: SparkSession, nsqd: OpenBroker, folder: Path) -> list[bytes]:
+    """The table after one more run of the query, whose checkpoint is in the folder."""
+    source = spark.readStream.format("nsq").option("topic", "t")
+    source = source.option("nsqd.tcp.addresses", nsqd.tcp_address)
+    source = source.option("checkpointLocation", f"{folder}/checkpoint")
+    writer = source.load().writeStream.format("parquet").option("path", f"{folder}/table")
+    writer = writer.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True)
+    with stopped(writer.start()) as query:
+        assert query.awaitTermination(LIMIT_S)
+    return bodies_in(spark, folder) if any((folder / "table").glob("*.parquet")) else []
+
+
+@in_short_soak
+def test_the_recipe_against_late_redeliveries(
+    spark: SparkSession, nsqd: OpenBroker, tmp_path: Path
+) -> None:
+    """docs/pipelines.md: messages that come twice, from two logs, are in the table once."""
+    publish(nsqd.http_address, "t", [b"first"])
+    for name in ("a", "b"):
+        _read_once(spark, nsqd, tmp_path / name)
+    publish(nsqd.http_address, "t", numbered(300))
+    frames = [
+        spark.readStream.format("nsq")
+        .option("topic", "t")
+        .option("nsqd.tcp.addresses", nsqd.tcp_address)
+        .option("checkpointLocation", f"{tmp_path}/{name}/checkpoint")
+        .load()
+        for name in ("a", "b")
+    ]
+    recipe = (Path(__file__).parents[3] / "docs" / "pipelines.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(once = .*?)```", recipe, re.DOTALL)
+    names = {"messages": frames[0].unionAll(frames[1])}
+    exec(block, names)
+    writer = names["once"].writeStream.format("parquet").option("path", f"{tmp_path}/table")
+    writer = writer.option("checkpointLocation", f"{tmp_path}/c").trigger(availableNow=True)
+    with stopped(writer.start()) as query:
+        assert query.awaitTermination(LIMIT_S)
+        rows = sum(one.numInputRows for one in query.recentProgress)
+    assert rows == 600
+    assert bodies_in(spark, tmp_path) == numbered(300)
 
 
 @in_short_soak

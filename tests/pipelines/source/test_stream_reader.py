@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -296,3 +297,35 @@ def test_the_log_can_be_read_by_batch_while_a_query_writes_it(
         assert batch(startingOffsets="committed") == 60
         assert batch(endingOffsets="committed", minPartitions="3") == 40
         assert batch(startingOffsets="7", endingOffsets="9") == 2
+
+
+def test_times_bytes_and_lag_of_the_log(nsqd: OpenBroker, tmp_path: Path) -> None:
+    """A query and a batch read begin at a time; what is left is told in bytes and seconds."""
+    with reading(nsqd, tmp_path) as reader:
+        publish(nsqd.http_address, "t", numbered(100))
+        latest(reader, reader.initialOffset(), 100)
+        time.sleep(0.01)
+        since = str(time.time_ns() // 1_000_000)
+        time.sleep(0.01)
+        publish(nsqd.http_address, "t", numbered(50, first=100))
+        latest(reader, reader.initialOffset(), 150)
+        history = NsqBatchReader(
+            BatchOptions.read({"walPath": str(tmp_path), "startingTimestamp": since})
+        )
+        assert bodies_in(history) == sorted(numbered(50, first=100))
+        until = BatchOptions.read({"walPath": str(tmp_path), "endingTimestamp": since})
+        assert bodies_in(NsqBatchReader(until)) == sorted(numbered(100))
+    with reading(nsqd, tmp_path, startingTimestamp=since, maxBytesPerTrigger="1") as reader:
+        start = reader.initialOffset()
+        assert start["lsn"] == 100
+        assert reader.latestOffset(start, ALL)["lsn"] == 101
+        report = reader.reportLatestOffset()
+        assert report is not None
+        assert report["backlog"] == 49
+        assert report["backlogBytes"] > 49
+        assert report["lagSeconds"] > 0
+
+
+def bodies_in(reader: NsqBatchReader) -> list[bytes]:
+    parts = [batch for part in reader.partitions() for batch in reader.read(part)]
+    return sorted(body for batch in parts for body in batch["body"].to_pylist())
