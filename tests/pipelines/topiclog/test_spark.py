@@ -24,7 +24,7 @@ from tests.pipelines.topiclog.reading import (
     published,
 )
 from tests.processes import free_address, nsqd_command
-from tests.soak import by_level, more_in_soak
+from tests.soak import by_level, in_short_soak
 from trionsq.testing import OpenBroker
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def test_a_topic_without_log_fails_the_query(
         source.load()
 
 
-@more_in_soak
+@in_short_soak
 def test_nsqd_is_killed_again_and_again(spark: SparkSession, tmp_path: Path) -> None:
     """Of what nsqd has accepted the table has each message once: none lost, none twice."""
     kills = by_level(test=1, short=4, full=20)
