@@ -27,6 +27,7 @@ from trionsq.broker.drain import Drain, DrainPhase
 from trionsq.broker.options import NsqdOptions, validated
 from trionsq.daemon.signals import ECHO_S
 from trionsq.local import nsqd_daemon
+from trionsq.transports.poller import Poller
 
 LIMIT_S = 60.0
 # No file may be longer: a message has room, a few hundred do not.
@@ -333,7 +334,7 @@ class Hanging(Gate):
 
     made: ClassVar[list[Hanging]] = []
 
-    def __init__(self) -> None:
+    def __init__(self, poller: Poller) -> None:
         super().__init__()
         self.made.append(self)
 
