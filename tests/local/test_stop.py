@@ -377,9 +377,8 @@ async def test_a_second_signal_forces_the_end(
             [background] = Hanging.made
             background.shut()
             signal.raise_signal(number)
-            while not background.held_up:
+            while not (background.held_up and said("NSQ: stopping")):
                 await trio.lowlevel.checkpoint()
-            assert said("NSQ: stopping")
             signal.raise_signal(number)  # an echo, as of Ctrl-C passed on by who started nsqd
             await trio.testing.wait_all_tasks_blocked()
             assert not codes
