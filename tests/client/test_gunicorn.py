@@ -52,8 +52,12 @@ class Senders:
         for thread in self._threads:
             thread.join()
 
+    def is_up(self) -> bool:
+        """Whether a worker answers."""
+        return self._is_answered("/ping")
+
     def _two_workers_answer(self) -> bool:
-        return self._is_answered("/ping") and len(self.workers) > 1
+        return self.is_up() and len(self.workers) > 1
 
     def _send(self, sender: int) -> None:
         until(self._two_workers_answer)
@@ -121,6 +125,8 @@ def test_a_request_that_was_answered_has_published(options: list[str]) -> None:
             with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as gunicorn:
                 if target < COUNT:
                     senders.start()
+                # Without a worker its master may not handle signals yet.
+                until(senders.is_up, LIMIT_S)
                 until(lambda: len(senders.confirmed) >= target, LIMIT_S)  # noqa: B023
                 gunicorn.send_signal(signal.SIGTERM)
                 _, complaints = gunicorn.communicate(timeout=60)

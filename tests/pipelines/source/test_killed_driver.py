@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +39,8 @@ def running_driver(nsqd_address: str, folder: Path) -> Iterator[subprocess.Popen
     try:
         yield driver
     finally:
-        os.killpg(driver.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # all have ended
+            os.killpg(driver.pid, signal.SIGKILL)
         driver.wait()
 
 
