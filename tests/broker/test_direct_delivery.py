@@ -130,7 +130,7 @@ async def test_what_one_brings_goes_with_the_replies_of_another(
             with turn:
                 broker.topics["t"].publish(ListBodies([b"one"]))
                 broker.topics["t"]._mover.end_turn(False)
-                assert client.pump.with_replies
+                assert client.pump.turn_deliveries
                 client.parser.receive(commands.publish("other", b"x"))
                 assert client._run_commands() is None
             await consumer.response()

@@ -69,7 +69,9 @@ async def test_after_short_sleeps_it_looks_on_for_a_moment(
             monkeypatch.setattr(settings + "_SPIN_S", 0)
 
     def send_all() -> None:
-        for _ in range(8):
+        for count in range(8):
+            while len(reader.received) < count:
+                time.sleep(0.001)
             time.sleep(0.01)
             reader.peer.send(b"x")
 

@@ -18,6 +18,7 @@ from trionsq.core.channel import ChannelState
 from trionsq.core.containers import Roster
 from trionsq.core.given_up import GivenUp
 from trionsq.core.topic import TopicState
+from trionsq.transports.turn import Turn
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.names import is_ephemeral
 
@@ -53,7 +54,7 @@ class Channel:
     """
 
     def __init__(
-        self, topic: ChannelOwner, core: ChannelState, clock: Clock, chores: Chores
+        self, topic: ChannelOwner, core: ChannelState, clock: Clock, chores: Chores, turn: Turn
     ) -> None:
         self.name = core.name
         self.topic = topic
@@ -64,7 +65,10 @@ class Channel:
         self.cancel_scope = trio.CancelScope()
         self._clock = clock
         self._chores = chores
+        self._turn = turn
+        self._is_in_turn = False
         self._wake_up = WakeUp()
+        core.deliver_later = self._deliver_later
         self.wake = core.wake = self._wake_up.wake
 
     def __repr__(self) -> str:
@@ -92,6 +96,22 @@ class Channel:
             if defects.stopped:
                 defects.runs(what)
             await wake_up.wait()
+
+    def _deliver_later(self) -> bool:
+        """Have messages delivered at the end of the turn; False if there is none."""
+        if not self._is_in_turn:
+            if not self._turn.is_open:
+                return False
+            self._is_in_turn = True
+            self._turn.deliver_later(self._end_turn)
+        return True
+
+    def _end_turn(self) -> None:
+        self._is_in_turn = False
+        try:
+            self.core.dispatch(self._clock.now_s())
+        except Exception as error:
+            self.core.failed(error)
 
     @property
     def will_make_room(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
@@ -249,8 +249,6 @@ class Client:
         parser = self.parser
         next_event = parser.next_event
         handlers = self.context.handlers
-        pump = self.pump
-        pump.with_replies = pump.with_replies or []  # others of the turn may have brought some
         try:
             while not parser.is_used_up and (event := next_event()) is not None:
                 reply = handlers[type(event)](self, event)
@@ -258,27 +256,25 @@ class Client:
                     continue
                 if not isinstance(reply, bytes):
                     # Messages don't wait for these answers.
-                    try:
+                    if replies:
                         self._write_replies(replies)
-                    except OSError:
-                        if isinstance(reply, Coroutine):
-                            reply.close()  # nobody waits for it any more
-                        raise
                     self._owes_replies = True
                     if not isinstance(reply, OwedAnswer):
                         # The commands after it wait in the parser.
                         return self._complete(reply)
-                    pump.with_replies = []
                     self._owe(reply)
                     continue
                 replies.append(reply)
         except ProtocolError as error:
+            self._leave()  # at the end of the turn it would get messages
             return self._end_with(error, replies)
         except LineTooLong:
             log.error("client(%s) - command line too long", self.peer)
-            self._write_replies(replies)
+            if replies:
+                self._write_replies(replies)
             return last_turn()
-        self._write_replies(replies)
+        if replies:
+            self._write_replies(replies)
         return None
 
     async def _complete(self, reply: Awaitable[Answer]) -> bool:
@@ -307,15 +303,14 @@ class Client:
         return error is not None and await self._end_with(error, [])
 
     def _write_replies(self, replies: list[bytes]) -> None:
-        """Write the replies, and the messages that the commands gave credit for."""
-        if replies:
-            self._owes_replies = True
-            if self.owed is not None:
-                self.owed.add_replies(b"".join(replies))
-                replies.clear()
-        if not self.pump.write_replies(replies) and not self._owes_replies:
-            self.pump.wake()  # it drains the output
+        """Write the replies, behind the answers that are owed."""
+        self._owes_replies = True
+        data = replies[0] if len(replies) == 1 else b"".join(replies)
         replies.clear()
+        if self.owed is not None:
+            self.owed.add_replies(data)
+        else:
+            self.pump.write_soon(data)
 
     async def _end_with(self, error: ProtocolError, replies: list[bytes]) -> bool:
         """Send the last replies and a fatal error, after what is owed, and end the stream."""

@@ -31,10 +31,9 @@ _MAX_WRITES: Final = 8
 # The last frame gets this long to reach a client that still sends.
 _END_S: Final = 1.0
 _READ_BYTES: Final = 128 * 1024
-# Deliveries written together with the replies to the commands that brought the credit, and the
-# bodies of each.
-_MAX_REPLY_DELIVERIES: Final = 4
-_MAX_REPLY_DELIVERY_BYTES: Final = 256 * 1024
+# Deliveries written at the end of a turn, and the bodies of each.
+_MAX_TURN_DELIVERIES: Final = 4
+_MAX_TURN_DELIVERY_BYTES: Final = 256 * 1024
 # Of more bytes the system call is not what costs: they are not kept until the turn ends.
 _MAX_LATE_BYTES: Final = 16 * 1024
 
@@ -170,12 +169,11 @@ class MessagePump:
 
     Attributes:
         subscription: the connection's state as a consumer, also before SUB.
-        with_replies: deliveries that will be written with the replies to the commands that are
-            being run, or at the end of the turn; None while there is neither.
+        turn_deliveries: deliveries that will be written at the end of the turn.
     """
 
     __slots__ = ("_inbox", "_inbox_bytes", "_is_in_turn", "_late", "_output", "_turn", "_write",
-                 "subscription", "with_replies")  # fmt: skip
+                 "subscription", "turn_deliveries")  # fmt: skip
 
     def __init__(
         self, output: Output, msg_timeout_s: float, turn: Turn, write: Callable[[bytes], None]
@@ -186,10 +184,10 @@ class MessagePump:
         self._write = write
         self._inbox = Inbox[Delivery | _Wake](_MAX_DELIVERIES)
         self._inbox_bytes = 0
-        # Whether something is written when the turn ends, and the frames.
+        # Whether something is written when the turn ends, and the replies.
         self._is_in_turn = False
         self._late: list[bytes] = []
-        self.with_replies: list[Delivery] | None = None
+        self.turn_deliveries: list[Delivery] = []
         self.subscription = Subscription(self.offer_delivery, msg_timeout_s)
 
     def __repr__(self) -> str:
@@ -197,39 +195,21 @@ class MessagePump:
 
     def offer_delivery(self, delivery: Delivery) -> bool:
         """Accept a delivery for writing; False if too much waits to be written."""
-        with_replies = self.with_replies
-        if with_replies is None and self._turn.is_open:
-            with_replies = self.with_replies = []
-            self._write_at_end()
+        deliveries = self.turn_deliveries
         if (
-            with_replies is None
-            or len(with_replies) == _MAX_REPLY_DELIVERIES
+            not self._turn.is_open
+            or len(deliveries) == _MAX_TURN_DELIVERIES
             or self._inbox
             or self._output.pending
             or (
                 delivery.batch.bodies.nbytes > _UNCOUNTED_BYTES
-                and delivery.nbytes > _MAX_REPLY_DELIVERY_BYTES
+                and delivery.nbytes > _MAX_TURN_DELIVERY_BYTES
             )
         ):
             return self._send_to_pump(delivery)
-        with_replies.append(delivery)
+        deliveries.append(delivery)
+        self._write_at_end()
         return True
-
-    def write_replies(self, replies: list[bytes]) -> bool:
-        """Write replies, and the messages for which their commands gave credit; as `write_soon`.
-
-        Returns whether the socket has accepted all, as far as that is known.
-
-        Raises:
-            OSError: the connection broke.
-        """
-        deliveries, self.with_replies = self.with_replies, None
-        if deliveries:
-            replies.extend(map(self.frames, deliveries))
-        if not replies:
-            return True
-        data = replies[0] if len(replies) == 1 else b"".join(replies)
-        return self._keep_for_end(data) or self._output.write(self._with_late(data))
 
     def write_soon(self, data: bytes) -> None:
         """Write in a turn at its end, else at once.
@@ -244,8 +224,7 @@ class MessagePump:
         if not self._turn.is_open or len(data) > _MAX_LATE_BYTES or self._output.pending:
             return False
         self._late.append(data)
-        if not self._is_in_turn:
-            self._write_at_end()
+        self._write_at_end()
         return True
 
     def _with_late(self, data: bytes) -> bytes:
@@ -262,10 +241,9 @@ class MessagePump:
     def _end_turn(self) -> None:
         """Write what came in the turn."""
         self._is_in_turn = False
-        parts, self._late = self._late, []
-        deliveries, self.with_replies = self.with_replies, None
-        if deliveries:
-            parts.extend(map(self.frames, deliveries))
+        parts = [*self._late, *map(self.frames, self.turn_deliveries)]
+        self._late.clear()
+        self.turn_deliveries.clear()
         if parts:
             self._write(parts[0] if len(parts) == 1 else b"".join(parts))
 
@@ -341,7 +319,7 @@ class MessagePump:
 
     def pop_unwritten(self) -> list[Delivery]:
         """Remove the deliveries that have not been written."""
-        deliveries, self.with_replies = self.with_replies or [], None
+        deliveries, self.turn_deliveries = self.turn_deliveries, []
         while (item := self._inbox.pop_item()) is not None:
             if isinstance(item, Delivery):
                 deliveries.append(item)

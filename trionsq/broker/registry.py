@@ -181,7 +181,7 @@ class TopicRegistry:
             core.latencies = Latencies(window_s, self._clock.now_ns, self._clock.now_s())
             core.note_finished = core.latencies.record_finished
         self._policies.settle_channel(topic.core, core)
-        channel = Channel(topic, core, self._clock, self._chores)
+        channel = Channel(topic, core, self._clock, self._chores, self._turn)
         self.channel_made(channel)
         log.info("TOPIC(%s): new channel(%s)", topic.name, name)
         self._changed(topic.name, name, is_ephemeral=topic.is_ephemeral or channel.is_ephemeral)

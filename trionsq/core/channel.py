@@ -71,8 +71,8 @@ class ChannelState(ChannelDispatch):
     clock that does not go back (``now_ns``), in general the wall clock.
 
     Attributes:
-        failed: gets an exception that nobody expected from a delivery in the topic's turn. The
-            messages are queued by then, so it is not the topic's concern.
+        failed: gets an exception that nobody expected from a delivery in a turn. The messages are
+            queued by then, so it is not the concern of the topic, nor of a client.
         message_count, finish_count, requeue_count: since the start.
         replayed_count: messages that the channel is to get once more, or that were published before
             it was made, because somebody asked for them; since the start.
@@ -239,7 +239,8 @@ class ChannelState(ChannelDispatch):
         else:
             self.store.restore(segment)
         self.offer_credit(subscription, now_s)
-        self.dispatch(now_s)
+        if not self.deliver_later():
+            self.dispatch(now_s)
         return True
 
     def touch(

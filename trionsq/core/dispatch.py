@@ -38,6 +38,10 @@ def _ignore() -> None:
     return None
 
 
+def _now() -> bool:
+    return False
+
+
 def _no_clock(now_s: float) -> int:
     return 0
 
@@ -50,6 +54,8 @@ class ChannelDispatch:
 
     Attributes:
         wake: makes the channel's task call `dispatch` in a turn to come.
+        deliver_later: makes `dispatch` be called at the end of the present turn, for all who have
+            given credit by then; False if there is no turn.
         wake_at: gets the monotonic time at which `scan` should run, `NEVER` if it need not.
         wake_at_s: the time that `wake_at` got last.
         due_on_clock_ns: converts a stored due time, of the wall clock, to the clock of `deferred`.
@@ -67,6 +73,7 @@ class ChannelDispatch:
     def __init__(self, store: ChannelStore, random: Random) -> None:
         self.store = store
         self.wake: Callable[[], None] = _ignore
+        self.deliver_later: Callable[[], bool] = _now
         self.wake_at: Callable[[float], None] = _ignore_time
         self.wake_at_s = NEVER
         self.due_on_clock_ns: Callable[[int], int] = int
@@ -100,7 +107,7 @@ class ChannelDispatch:
         self.offer_credit(subscription, now_s)
 
     def offer_credit(self, subscription: Subscription, now_s: float) -> None:
-        """Put a client with credit in the line, and deliver at once if messages wait."""
+        """Put a client with credit in the line, and deliver if messages wait."""
         if not subscription.waiting:
             if (
                 subscription.rdy <= len(subscription.in_flight)
@@ -110,7 +117,7 @@ class ChannelDispatch:
                 return
             subscription.waiting = True
             self.waiting.append(subscription)
-        if self.store.memory.depth or self.store.backend.depth:
+        if (self.store.memory.depth or self.store.backend.depth) and not self.deliver_later():
             self.dispatch(now_s)
 
     def line_up(self, subscription: Subscription) -> None:

@@ -231,7 +231,7 @@ class _SharedChannel(_TrimmedChannel):
 
     def offer_credit(self, subscription: Subscription, now_s: float) -> None:
         ChannelState.offer_credit(self, subscription, now_s)
-        if self.waiting:
+        if self.waiting and not self.deliver_later():
             # What this client gave back may be what another one waits for.
             self.dispatch(now_s)
 

@@ -25,11 +25,12 @@ class Turn:
         is_open: whether there is a look now.
     """
 
-    __slots__ = ("_moves", "_writes", "is_open")
+    __slots__ = ("_deliveries", "_moves", "_writes", "is_open")
 
     def __init__(self) -> None:
         self.is_open = False
         self._moves: list[Callable[[bool], None]] = []
+        self._deliveries: list[Callable[[], None]] = []
         self._writes: list[Callable[[], None]] = []
 
     def __repr__(self) -> str:
@@ -42,12 +43,29 @@ class Turn:
         """
         self._moves.append(move)
 
+    def deliver_later(self, deliver: Callable[[], None]) -> None:
+        """Have messages delivered at the end, behind all moves, to all who gave credit by then.
+
+        That may add writes.
+        """
+        self._deliveries.append(deliver)
+
     def write_later(self, write: Callable[[], None]) -> None:
-        """Have a client's output written at the end, behind all moves."""
+        """Have a client's output written at the end, behind all deliveries."""
         self._writes.append(write)
 
     def write_now(self) -> None:
-        """Write what is to be written at the end, as far as that is known: the look takes long."""
+        """Deliver and write, without moves, what the end would: the look takes long."""
+        if self._deliveries:
+            self._deliver()
+        self._write()
+
+    def _deliver(self) -> None:
+        deliveries, self._deliveries = self._deliveries, []
+        for deliver in deliveries:
+            deliver()
+
+    def _write(self) -> None:
         writes, self._writes = self._writes, []
         for write in writes:
             write()
@@ -56,13 +74,15 @@ class Turn:
         self.is_open = True
 
     def __exit__(self, *exception: object) -> None:
-        if self._moves:
+        if self._moves or self._deliveries:
             ends_s = perf_counter() + _MAX_MOVES_S
             is_late = False
-            for move in self._moves:  # one may add others
-                move(is_late)
-                is_late = is_late or perf_counter() > ends_s
-            self._moves.clear()
+            while self._moves or self._deliveries:  # either may add some of the other
+                moves, self._moves = self._moves, []
+                for move in moves:
+                    move(is_late)
+                    is_late = is_late or perf_counter() > ends_s
+                self._deliver()
         self.is_open = False
         if self._writes:
-            self.write_now()
+            self._write()
