@@ -222,8 +222,7 @@ class Client:
                 if not data:
                     return self._end_of_input()
                 may_have_more = len(data) == _READ_BYTES
-                parser.receive(data)
-                parser.pause_after(_MAX_COMMANDS)
+                parser.receive(data, _MAX_COMMANDS)
                 self._has_unrun_commands = True
             if (waiting := self._run_commands()) is not None:
                 return waiting
@@ -232,7 +231,7 @@ class Client:
                 if self.output.pending or (self.owed is not None and self.owed.is_full):
                     return self._wait_until_read()
                 self._owes_replies = False
-            if parser.paused:
+            if not parser.is_used_up and parser.paused:
                 parser.pause_after(_MAX_COMMANDS)
                 break
             self._has_unrun_commands = False

@@ -16,17 +16,17 @@ T = TypeVar("T")
 
 
 class Inbox(Generic[T]):
-    """Items for one task, from any number of other tasks."""
+    """Items for one task, from any number of other tasks.
 
-    __slots__ = ("_count", "_receive", "_send")
+    Attributes:
+        count: items that the task has not got yet: in the channel, or handed to the waiting task.
+    """
+
+    __slots__ = ("_receive", "_send", "count")
 
     def __init__(self, max_items: int) -> None:
         self._send, self._receive = trio.open_memory_channel[T](max_items)
-        self._count = 0
-
-    def __len__(self) -> int:
-        """Items that the task has not got yet: in the channel, or handed to the waiting task."""
-        return self._count
+        self.count = 0
 
     def offer(self, item: T) -> bool:
         """Send an item; False if the channel is full."""
@@ -34,24 +34,24 @@ class Inbox(Generic[T]):
             self._send.send_nowait(item)
         except trio.WouldBlock:
             return False
-        self._count += 1
+        self.count += 1
         return True
 
     def pop_item(self) -> T | None:
         """Return the next item in the channel, None if there is none."""
-        if not self._count:
+        if not self.count:
             return None
         try:
             item = self._receive.receive_nowait()
         except trio.WouldBlock:
             return None  # trio handed the only item to the task, which has not run yet
-        self._count -= 1
+        self.count -= 1
         return item
 
     async def receive(self) -> T:
         """Wait for an item. A cancellation loses none."""
         item = await self._receive.receive()
-        self._count -= 1
+        self.count -= 1
         return item
 
 

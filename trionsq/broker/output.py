@@ -191,7 +191,7 @@ class MessagePump:
         self.subscription = Subscription(self.offer_delivery, msg_timeout_s)
 
     def __repr__(self) -> str:
-        return f"<MessagePump waiting={len(self._inbox)}>"
+        return f"<MessagePump waiting={self._inbox.count}>"
 
     def offer_delivery(self, delivery: Delivery) -> bool:
         """Accept a delivery for writing; False if too much waits to be written."""
@@ -199,7 +199,7 @@ class MessagePump:
         if (
             not self._turn.is_open
             or len(deliveries) == _MAX_TURN_DELIVERIES
-            or self._inbox
+            or self._inbox.count
             or self._output.pending
             or (
                 delivery.batch.bodies.nbytes > _UNCOUNTED_BYTES
@@ -278,7 +278,7 @@ class MessagePump:
             for _ in range(_MAX_WRITES):
                 self._write_messages(item)
                 item = None
-                if output.pending or not self._inbox:
+                if output.pending or not self._inbox.count:
                     break
             if output.pending:
                 await output.drain()

@@ -67,6 +67,9 @@ class RangeIds:
         self.ranges = ranges
 
     def slice(self, first: int, last: int) -> list[bytes]:
+        if last - first == 1 and len(self.ranges) == 1:
+            prefix, start, _ = self.ranges[0]
+            return [prefix + _SUFFIXES[start + first]]
         ids: list[bytes] = []
         for prefix, start, end in self.ranges:
             if first < end - start:

@@ -187,8 +187,10 @@ class MessageQueue:
         head = self._segments[0]
         first = head.first
         count = head.last - first
-        if count > max_count or head.batch.bodies.nbytes > max_bytes:
-            count = count_fitting(head.batch.bodies, first, min(count, max_count), max_bytes)
+        if count > max_count:
+            count = max_count
+        if head.batch.bodies.nbytes > max_bytes:
+            count = count_fitting(head.batch.bodies, first, count, max_bytes)
         self.depth -= count
         last = first + count
         if last == head.last:

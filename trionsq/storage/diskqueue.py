@@ -112,8 +112,13 @@ class DiskQueue:
     @property
     def depth(self) -> int:
         # After an unclean stop there may be more messages than the positions count.
+        # Each delivery asks: as `all_read`, without a call.
         positions = self._positions
-        return 0 if positions.all_read else max(1, positions.depth)
+        if positions.read_pos >= positions.write_pos and (
+            positions.read_file >= positions.write_file
+        ):
+            return 0
+        return max(1, positions.depth)
 
     @property
     def on_disk(self) -> int:

@@ -193,7 +193,8 @@ def fin_run(buffer: bytes | bytearray, pos: int) -> list[bytes]:
     """Return the ids of the FINs from ``pos`` on, up to the first that looks unusual."""
     if len(buffer) == pos + FIN_LINE_BYTES:
         alone = bytes(buffer[pos:])
-        return [alone[4:-1]] if _all_fins(alone, 1) else []
+        is_fin = alone.translate(None, _HEX) == b"FIN \n" and alone[3:21:17] == b" \n"
+        return [alone[4:-1]] if is_fin else []
     # The window grows, so that the cost depends on the run and not on the data behind it.
     end = len(buffer)
     window = _FIRST_WINDOW

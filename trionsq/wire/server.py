@@ -103,9 +103,11 @@ class ServerParser:
         """Bytes received that no event has used yet."""
         return len(self._buffer) - self._pos
 
-    def receive(self, data: bytes) -> None:
-        """Add the data of a read."""
+    def receive(self, data: bytes, max_commands: int = 0) -> None:
+        """Add the data of a read; with ``max_commands`` as `pause_after`, too."""
         self.is_used_up = False
+        if max_commands:
+            self._pause_at = self.commands + max_commands
         left = len(self._buffer) - self._pos
         if not left:
             self._buffer = data
