@@ -241,11 +241,15 @@ class MessagePump:
     def _end_turn(self) -> None:
         """Write what came in the turn."""
         self._is_in_turn = False
-        parts = [*self._late, *map(self.frames, self.turn_deliveries)]
-        self._late.clear()
-        self.turn_deliveries.clear()
-        if parts:
-            self._write(parts[0] if len(parts) == 1 else b"".join(parts))
+        deliveries, late = self.turn_deliveries, self._late
+        if len(deliveries) == 1 and not late:
+            self._write(self.frames(deliveries.pop()))
+            return
+        data = b"".join([*late, *map(self.frames, deliveries)])
+        late.clear()
+        deliveries.clear()
+        if data:
+            self._write(data)
 
     def _send_to_pump(self, delivery: Delivery) -> bool:
         if delivery.batch.bodies.nbytes <= _UNCOUNTED_BYTES:
