@@ -208,7 +208,8 @@ class MessagePump:
         ):
             return self._send_to_pump(delivery)
         deliveries.append(delivery)
-        self._write_at_end()
+        if not self._is_in_turn:
+            self._write_at_end()
         return True
 
     def write_soon(self, data: bytes) -> None:
@@ -224,7 +225,8 @@ class MessagePump:
         if not self._turn.is_open or len(data) > _MAX_LATE_BYTES or self._output.pending:
             return False
         self._late.append(data)
-        self._write_at_end()
+        if not self._is_in_turn:
+            self._write_at_end()
         return True
 
     def _with_late(self, data: bytes) -> bytes:
@@ -234,9 +236,8 @@ class MessagePump:
         return b"".join([*late, data])
 
     def _write_at_end(self) -> None:
-        if not self._is_in_turn:
-            self._is_in_turn = True
-            self._turn.write_later(self._end_turn)
+        self._is_in_turn = True
+        self._turn.write_later(self._end_turn)
 
     def _end_turn(self) -> None:
         """Write what came in the turn."""

@@ -191,12 +191,11 @@ class IncompleteCommand(NamedTuple):
 
 def fin_run(buffer: bytes | bytearray, pos: int) -> list[bytes]:
     """Return the ids of the FINs from ``pos`` on, up to the first that looks unusual."""
-    if len(buffer) == pos + FIN_LINE_BYTES:
-        alone = bytes(buffer[pos:])
-        is_fin = alone.translate(None, _HEX) == b"FIN \n" and alone[3:21:17] == b" \n"
-        return [alone[4:-1]] if is_fin else []
-    # The window grows, so that the cost depends on the run and not on the data behind it.
     end = len(buffer)
+    count, rest = divmod(end - pos, FIN_LINE_BYTES)
+    if not rest and 0 < count <= _FIRST_WINDOW and _all_fins(run := bytes(buffer[pos:]), count):
+        return run[4:-1].split(b"\nFIN ")  # mostly there is nothing else
+    # The window grows, so that the cost depends on the run and not on the data behind it.
     window = _FIRST_WINDOW
     start = pos
     while count := min((end - start) // FIN_LINE_BYTES, window):
