@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 
 import pytest
 
 from trionsq.core.ids import IdSource
 from trionsq.core.round import Round
 from trionsq.core.topic import TopicState
-from trionsq.disk import DiskFile
-from trionsq.storage.folder import DataFolder, JobDone
+from trionsq.storage.folder import DataFolder, DiskWrite, WritesDone
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.opening import open_logs
 from trionsq.storage.log.rows import UpdateTopic
@@ -23,19 +23,19 @@ NOW_NS = 1_700_000_000_000_000_000
 
 
 class WatchedBackground(HeldBackground):
-    """Counts single writes.
+    """Counts what the system writes by itself.
 
     Attributes:
-        writes: the sizes of them in bytes.
+        writes: the sizes in bytes.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.writes: list[int] = []
 
-    def submit_write(self, file: DiskFile, data: bytes, offset: int, done: JobDone) -> None:
-        self.writes.append(len(data))
-        super().submit_write(file, data, offset, done)
+    def submit_writes(self, writes: Sequence[DiskWrite], done: WritesDone) -> None:
+        self.writes += [len(write.data) for write in writes]
+        super().submit_writes(writes, done)
 
 
 class Node:

@@ -3,6 +3,8 @@
 The records go to their segments as well, not yet synced. A journal that is full gets no more; its
 segments are synced a few with each job, and when all are, it goes. A journal that failed is never
 written to again, and the rounds that it should have had are made durable each for itself.
+
+Small rounds that begin no file are a few writes, which the system may do by itself, all at once.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from trionsq.disk import Disk, DiskFile, close_quietly
 from trionsq.histogram import Histogram
-from trionsq.storage.folder import error_text
+from trionsq.storage.folder import DiskWrite, error_text
 from trionsq.storage.log.journal import (
     JOURNAL_HEADER_BYTES,
     SPARE_JOURNAL,
@@ -38,6 +40,8 @@ DEFAULT_JOURNAL_BYTES: Final = 16 * 1024 * 1024
 _MIN_TOPICS: Final = 3
 # Larger rounds go to their segments alone: they would be written twice.
 _MAX_ROUND_BYTES: Final = 1 << 20
+# Encoding so much takes the event loop less than a millisecond.
+_MAX_DIRECT_BYTES: Final = 256 * 1024
 # The file grows in such steps: an fsync that changes no size costs a fifth.
 _STEP_BYTES: Final = 1 << 20
 # Full or failed journals whose segments are being synced; with more there is no new one.
@@ -75,23 +79,23 @@ class _Journal(Generic[_Log]):
         self._step = step
         self._round = 0
         self._allocated = file.size()
+        # Behind the newest pieces.
+        self._end = self.offset
 
-    def append(self, pieces: Sequence[JournalPiece]) -> None:
-        """Write pieces, and make them durable.
-
-        Raises:
-            OSError: any of them may be durable.
-        """
+    def encode(self, pieces: Sequence[JournalPiece]) -> DiskWrite:
+        """Return the write that makes pieces durable; `end_write` follows if it does not fail."""
         self._round += 1
         parts = [encode_piece(piece, self._salt, self._round) for piece in pieces]
         data = b"".join([part for piece in parts for part in piece])
-        end = self.offset + len(data)
+        end = self._end = self.offset + len(data)
         if end > self._allocated:
             self._allocated = end + self._step - end % self._step
             data += bytes(self._allocated - end)
-        self._file.write(data, self.offset)
-        self._file.sync()
-        self.offset = end
+        return DiskWrite(self._file, data, self.offset, is_durable=True)
+
+    def end_write(self) -> None:
+        """Note that the write of `encode` has ended."""
+        self.offset = self._end
 
     def cover(self, log_: _Log, end: int) -> None:
         """Note that it has messages of a log, before the sequence ``end``."""
@@ -112,7 +116,10 @@ class _Journal(Generic[_Log]):
 
 
 class Journals(Generic[_Log]):
-    """The journals of a node. The methods block, except `logs_to_sync`; one call at a time."""
+    """The journals of a node, for one thread at a time.
+
+    The methods block, except `encode`, `end_writes` and `logs_to_sync`.
+    """
 
     def __init__(self, disk: Disk, fsync_s: Histogram, max_bytes: int) -> None:
         """``max_bytes``: a journal that has so many is full."""
@@ -122,15 +129,19 @@ class Journals(Generic[_Log]):
         self._present: _Journal[_Log] | None = None
         self._old: list[_Journal[_Log]] = []
         self._has_spare = False
+        self._began_s = 0.0
+        # The journal that `encode` has used.
+        self._used: _Journal[_Log] | None = None
 
     def __repr__(self) -> str:
         return f"<Journals {self._present and self._present.name} old={len(self._old)}>"
 
     def write(self, jobs: Sequence[RoundJob[_Log]]) -> None:
         """Write rounds, and make durable those that have to be. Errors are in the jobs."""
+        self._used = None
         shared = [job for job in jobs if job.may_be_shared]
         nbytes = sum(job.nbytes for job in shared)
-        if len(shared) < _MIN_TOPICS or nbytes > _MAX_ROUND_BYTES or len(self._old) >= _MAX_OLD:
+        if not self._takes(len(shared)) or nbytes > _MAX_ROUND_BYTES:
             shared = []
         alone = set(jobs).difference(shared)
         for job in jobs:
@@ -142,26 +153,89 @@ class Journals(Generic[_Log]):
             job.finish()
         self._drop_old()
 
+    def _takes(self, count: int) -> bool:
+        """Whether rounds of so many topics share a journal."""
+        return count >= _MIN_TOPICS and len(self._old) < _MAX_OLD
+
     def _share(self, jobs: Sequence[RoundJob[_Log]]) -> None:
         pieces: list[JournalPiece] = []
         for job in jobs:
             pieces += job.append()
         try:
             journal = self._present or self._begin()
-            began_s = time.perf_counter()
-            journal.append(pieces)
-            self._fsync_s.observe(time.perf_counter() - began_s)
+            self._began_s = time.perf_counter()
+            journal.encode(pieces).perform()
         except OSError as error:
-            log.warning("LOG: the journal failed: %s", error_text(error))
-            self._end_present()
-            for job in jobs:
-                job.sync()
-            return
+            self._replace_present(jobs, error)
+        else:
+            self._end_write(journal, jobs)
+
+    def _end_write(self, journal: _Journal[_Log], jobs: Sequence[RoundJob[_Log]]) -> None:
+        """Note that a journal has rounds."""
+        self._fsync_s.observe(time.perf_counter() - self._began_s)
+        journal.end_write()
         for job in jobs:
             if job.error is None:
                 journal.cover(job.log, job.end)
         if journal.offset >= self._max_bytes:
             self._end_present()
+
+    def _replace_present(self, jobs: Sequence[RoundJob[_Log]], error: Exception) -> None:
+        """Make rounds durable each for itself: the journal failed."""
+        log.warning("LOG: the journal failed: %s", error_text(error))
+        self._end_present()
+        for job in jobs:
+            job.sync()
+
+    def encode(self, jobs: Sequence[RoundJob[_Log]]) -> list[DiskWrite] | None:
+        """Return writes that make rounds durable; None if it takes more than that.
+
+        Those to segments come first, in order. `end_writes` or `rescue_writes` follows.
+        """
+        if sum(job.nbytes for job in jobs) > _MAX_DIRECT_BYTES:
+            return None
+        is_shared = self._takes(len(jobs))
+        journal = self._used = self._present if is_shared else None
+        if is_shared and journal is None:
+            return None
+        writes: list[DiskWrite] = []
+        for job in jobs:
+            write = job.encode(sync=not is_shared) if job.may_be_shared else None
+            if write is None:
+                return None
+            writes.append(write)
+        if journal is not None:
+            self._began_s = time.perf_counter()
+            writes.append(journal.encode([job.copy() for job in jobs]))
+        return writes
+
+    def end_writes(self, jobs: Sequence[RoundJob[_Log]]) -> None:
+        """Note that the writes of `encode` have ended."""
+        for job in jobs:
+            job.end_write()
+            job.finish()
+        if self._used is not None:
+            self._end_write(self._used, jobs)
+
+    def rescue_writes(
+        self, jobs: Sequence[RoundJob[_Log]], errors: Sequence[Exception | None]
+    ) -> None:
+        """Make rounds durable of which writes have failed: ``errors`` are those of `encode`'s."""
+        whole: list[RoundJob[_Log]] = []
+        for job, error in zip(jobs, errors, strict=False):
+            if error is None:
+                job.end_write()
+                whole.append(job)
+            else:
+                job.rescue_write()
+        if self._used is not None:
+            error = errors[-1]
+            if error is None:
+                self._end_write(self._used, whole)
+            else:
+                self._replace_present(whole, error)
+        for job in jobs:
+            job.finish()
 
     def _begin(self) -> _Journal[_Log]:
         """Make a journal, whose name is durable, of the spare one if there is one."""
@@ -216,15 +290,16 @@ class Journals(Generic[_Log]):
     def logs_to_sync(self) -> list[_Log]:
         """Return the logs that are to be synced now, so that old journals can go.
 
-        All are before the present one is half full; if there is no present one, a few at a time.
+        All are before the present one is half full. Where that gets nothing it is one at a time.
         """
         present = self._present
         share = 0.0 if present is None else 2 * present.offset / self._max_bytes
+        least = int(present is None or self._used is None)
         due: list[_Log] = []
         for journal in self._old:
             if journal.is_needed():
                 may_wait = int(journal.count * (1 - share))
-                due += islice(journal.logs, max(1, len(journal.logs) - may_wait))
+                due += islice(journal.logs, max(least, len(journal.logs) - may_wait))
         return due
 
     def close(self) -> None:

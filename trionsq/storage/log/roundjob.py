@@ -7,6 +7,7 @@ from typing import Generic, Protocol, TypeVar
 
 from trionsq.core.batch import MessageBatch
 from trionsq.core.round import Round
+from trionsq.storage.folder import DiskWrite
 from trionsq.storage.log.journal import JournalPiece
 from trionsq.storage.log.logreader import ReadHost
 from trionsq.storage.log.rows import Change
@@ -135,20 +136,24 @@ class RoundJob(Generic[_Log]):
         except OSError as error:
             self.error = error
 
-    def encode(self) -> RoundWrite | None:
-        """Return the one write that makes the round durable; None if it takes more than that.
+    def encode(self, *, sync: bool) -> DiskWrite | None:
+        """Return the one write that the round is; None if it takes more than that.
 
-        `end_write` or `rescue_write` follows.
+        With ``sync`` it makes the round durable. `end_write` or `rescue_write` follows.
         """
-        self._write = self._writer.encode_round(self.entries) if self.may_be_shared else None
-        return self._write
+        self._write = self._writer.encode_round(self.entries, sync=sync)
+        return None if self._write is None else self._write.write
+
+    def copy(self) -> JournalPiece:
+        """Return what a journal needs of the write of `encode`."""
+        assert self._write is not None
+        return self._writer.copy_of(self._write.write)
 
     def end_write(self) -> None:
-        """Note that the write of `encode` is durable."""
+        """Note that the write of `encode` has ended."""
         assert self._write is not None
         self._writer.end_write(self._write)
         self.written = self._write.records
-        self.finish()
 
     def rescue_write(self) -> None:
         """Write the round elsewhere, for the write of `encode` failed. Blocks."""
@@ -158,7 +163,6 @@ class RoundJob(Generic[_Log]):
             self.written = self._write.records
         except OSError as error:
             self.error = error
-        self.finish()
 
     def append(self) -> list[JournalPiece]:
         """Write the round, and return what a journal or `sync` has to make durable."""
@@ -170,7 +174,7 @@ class RoundJob(Generic[_Log]):
         return pieces
 
     def sync(self) -> None:
-        """Make durable what `append` has written."""
+        """Make durable what `append` has written, or the write of `encode`."""
         if self.error is None:
             try:
                 self._writer.sync_round(self.written)

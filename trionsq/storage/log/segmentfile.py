@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trionsq.core.batch import MessageBatch
-from trionsq.disk import DiskFile
+from trionsq.storage.folder import DiskWrite
 from trionsq.storage.log.format import SegmentHeader
 from trionsq.storage.log.names import parse_segment_name
 from trionsq.storage.log.segments import SparseIndex
@@ -52,19 +52,15 @@ class SegmentFile:
 
 @dataclass(frozen=True, slots=True)
 class RoundWrite:
-    """The one write that makes a round durable, see `SegmentWriter.encode_round`.
+    """The one write that brings a round to its segment, see `SegmentWriter.encode_round`.
 
     Attributes:
-        file: to be written to.
-        data: what to write.
-        offset: where.
+        write: what to do.
         records: the messages as the log has them.
         began_s: when it began.
     """
 
-    file: DiskFile
-    data: bytes
-    offset: int
+    write: DiskWrite
     records: list[MessageBatch]
     began_s: float
 

@@ -17,6 +17,7 @@ from typing import Final
 from trionsq.core.batch import MessageBatch
 from trionsq.disk import Disk, DiskFile, close_quietly
 from trionsq.histogram import Histogram
+from trionsq.storage.folder import DiskWrite
 from trionsq.storage.log.batches import encode_record, join_entries
 from trionsq.storage.log.format import SEGMENT_HEADER_BYTES, SegmentHeader
 from trionsq.storage.log.journal import JournalPiece
@@ -30,15 +31,13 @@ __all__ = ["SegmentWriter"]
 # an fsync that changes no size costs a third. With a large round that would be no gain.
 _MAX_ROOM_BYTES: Final = 1 << 20
 _MAX_BYTES_WITH_ROOM: Final = 64 * 1024
-# Encoding so much takes the event loop less than a millisecond.
-_MAX_SINGLE_BYTES: Final = 256 * 1024
 _BLOCK_BYTES: Final = 4096
 
 
 class SegmentWriter:
     """Writes one topic's log; for one thread at a time.
 
-    Every method blocks, and may raise OSError, but `encode_round` and `end_write`.
+    Every method blocks, and may raise OSError, but `encode_round`, `copy_of` and `end_write`.
 
     Attributes:
         segment: the newest one that counts; None before the first.
@@ -149,13 +148,15 @@ class SegmentWriter:
             self._rescue(unsynced[:count], records)
         return records
 
-    def encode_round(self, entries: Sequence[tuple[MessageBatch, int]]) -> RoundWrite | None:
-        """Return the one write that makes a small round durable; None if it takes more.
+    def encode_round(
+        self, entries: Sequence[tuple[MessageBatch, int]], *, sync: bool
+    ) -> RoundWrite | None:
+        """Return the one write that a small round is; None if it takes more.
 
-        Nothing else is written until `end_write` or `rescue_write`.
+        With ``sync`` the write makes it durable. Nothing else is written until `end_write` or
+        `rescue_write`.
         """
-        nbytes = sum(batch.bodies.nbytes for batch, _ in entries)
-        if self._file is None or self._unsynced or nbytes > _MAX_SINGLE_BYTES:
+        if self._file is None or (sync and self._unsynced):
             return None
         offset, end = self._offset, self._offset
         pieces: list[bytes] = []
@@ -166,25 +167,36 @@ class SegmentWriter:
             record = self._encode(batch, end, offset if pieces else None)
             pieces += record
             end += sum(map(len, record))
-        if end > self._size and end - offset <= _MAX_BYTES_WITH_ROOM:
+        if sync and end > self._size and end - offset <= _MAX_BYTES_WITH_ROOM:
             return None  # it also makes room
-        data = b"".join(pieces)
-        return RoundWrite(self._file, data, offset, records, time.perf_counter())
+        write = DiskWrite(self._file, b"".join(pieces), offset, is_durable=sync)
+        return RoundWrite(write, records, time.perf_counter())
 
-    def end_write(self, write: RoundWrite) -> None:
-        """Note that a write of `encode_round` is durable."""
-        self._fsync_s.observe(time.perf_counter() - write.began_s)
-        self._offset = self._synced = write.offset + len(write.data)
+    def copy_of(self, write: DiskWrite) -> JournalPiece:
+        """Return what a journal needs of a write of `encode_round`."""
+        assert self.segment is not None
+        of = self.segment.header
+        return JournalPiece(self._number, of.first_sequence, of.salt, write.offset, write.data)
+
+    def end_write(self, ended: RoundWrite) -> None:
+        """Note that a write of `encode_round` has ended."""
+        write = ended.write
+        self._offset = write.offset + len(write.data)
         self._size = max(self._size, self._offset)
-        self._safe = end_of(write.records[-1])
+        if write.is_durable:
+            self._fsync_s.observe(time.perf_counter() - ended.began_s)
+            self._synced = self._offset
+            self._safe = end_of(ended.records[-1])
+        else:
+            self._unsynced += ended.records
 
-    def rescue_write(self, write: RoundWrite) -> None:
+    def rescue_write(self, failed: RoundWrite) -> None:
         """Make a round durable whose write failed.
 
         Raises:
             OSError: none of it counts. What counted before still does.
         """
-        self._rescue([], write.records)
+        self._rescue(list(self._unsynced), failed.records)
 
     def sync_round(self, records: Sequence[MessageBatch]) -> None:
         """Make durable what `write_round` has written without that.
@@ -293,7 +305,6 @@ class SegmentWriter:
     ) -> None:
         if pieces:
             assert self._file is not None
-            assert self.segment is not None
             data = b"".join(pieces)
             end = self._offset + len(data)
             if with_room and end > self._size and len(data) <= _MAX_BYTES_WITH_ROOM:
@@ -302,10 +313,7 @@ class SegmentWriter:
                 self._file.write(data, self._offset)
                 self._size = max(self._size, end)
             if copies is not None:
-                salt = self.segment.header.salt
-                copies.append(
-                    JournalPiece(self._number, self.segment.first, salt, self._offset, data)
-                )
+                copies.append(self.copy_of(DiskWrite(self._file, data, self._offset, False)))
             self._offset += len(data)
 
     def _make_room(self, data: bytes, end: int) -> None:
