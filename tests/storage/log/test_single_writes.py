@@ -226,3 +226,101 @@ def test_a_crash_at_any_operation_takes_nothing_that_was_acknowledged(
             pass
         disk = node.disk.after_power_loss() if has_lost_power else node.disk.after_kill()
         assert safe <= stored(disk)
+
+
+# Rounds of several topics
+
+
+class SharedNode(Node):
+    """A node with a journal, and with five topics of which each has a segment."""
+
+    def __init__(self, disk: SimulatedDisk) -> None:
+        super().__init__(disk, topics=5)
+        self.share(b"first")  # begins the journal
+
+    def share(self, body: bytes) -> list[Round]:
+        """Publish to all topics but the first in one job; it begins when that has had its own."""
+        rounds = [topic.publish(ListBodies([body + topic.name.encode()]), NOW_NS)
+                  for topic in self.topics]  # fmt: skip
+        self.jobs.writes.clear()
+        self.jobs.run_all()
+        return [one for one in rounds[1:] if one is not None]
+
+
+def shared(body: bytes) -> set[bytes]:
+    return {b"%st%d" % (body, number) for number in range(1, 5)}
+
+
+def test_a_small_round_of_several_topics_is_one_write_for_each_and_the_journal() -> None:
+    """All at once, and only the journal's has to be durable; power cuts leave what was answered."""
+    node = SharedNode(SimulatedDisk(logged=True))
+    at = len(node.disk.log)
+    assert [one.error for one in node.share(b"a")] == [None] * 4
+    assert len(node.jobs.writes) == 5
+    names = [name for operation, name in node.disk.log[at:] if operation == "sync"]
+    assert [name.split(".")[1] for name in names if name.split(".")[0] != "t0"] == ["journal"]
+    for _ in range(10):
+        assert shared(b"first") | shared(b"a") <= stored(node.disk.after_power_loss())
+    node.close()
+
+
+@pytest.mark.parametrize("operation", ["write", "sync"])
+def test_a_journal_that_fails_costs_nobody_an_answer(operation: str) -> None:
+    """Each topic is synced for itself, and what the journal had before stays safe."""
+    node = SharedNode(SimulatedDisk())
+    node.disk.fail(errno.EIO, only=[operation], name="trionsq.journal*")
+    assert [one.error for one in node.share(b"a")] == [None] * 4
+    assert node.disk.faults[operation] == 1
+    assert [one.error for one in node.share(b"b")] == [None] * 4
+    for _ in range(10):
+        disk = node.disk.after_power_loss()
+        assert shared(b"first") | shared(b"a") | shared(b"b") <= stored(disk)
+    node.close()
+
+
+def test_a_segment_that_fails_is_followed_by_another() -> None:
+    """Its messages are written again; the other topics know nothing of it."""
+    node = SharedNode(SimulatedDisk())
+    node.disk.fail(errno.EIO, only=["write"], name="t2.log.*")
+    assert [one.error for one in node.share(b"a")] == [None] * 4
+    assert len(node.jobs.writes) == 5
+    assert [len(log.segments) for log in node.node.logs.values()] == [1, 1, 2, 1, 1]
+    assert [one.error for one in node.share(b"b")] == [None] * 4
+    for _ in range(10):
+        disk = node.disk.after_power_loss()
+        assert shared(b"first") | shared(b"a") | shared(b"b") <= stored(disk)
+    node.close()
+
+
+def test_a_segment_that_cannot_be_followed_refuses_its_topic_alone() -> None:
+    """Journal or not: the publishers of the others have their answers."""
+    for journal_fails in (False, True):
+        node = SharedNode(SimulatedDisk())
+        node.disk.fail(errno.EIO, forever=True, only=["write"], name="t2.log.*")
+        if journal_fails:
+            node.disk.fail(errno.EIO, only=["sync"], name="trionsq.journal*")
+        assert [bool(one.error) for one in node.share(b"a")] == [False, True, False, False]
+        node.disk.heal()
+        node.node.retry()
+        node.jobs.run_all()
+        assert [one.error for one in node.share(b"b")] == [None] * 4
+        for _ in range(10):
+            found = stored(node.disk.after_power_loss())
+            assert shared(b"first") | shared(b"b") | shared(b"a") - {b"at2"} <= found
+        node.close()
+
+
+def test_the_next_writes_begin_before_the_answers() -> None:
+    """The disk does not wait for the event loop; what is published in an answer comes later."""
+    node = Node(SimulatedDisk())
+    first, second = (node.topics[0].publish(ListBodies([body]), NOW_NS) for body in (b"a", b"b"))
+    assert first is not None
+    assert second is not None
+    writes: list[int] = []
+    first.when_done(lambda: writes.append(len(node.jobs.writes)))
+    node.jobs.run_one()
+    assert writes == [2]
+    assert not second.is_done
+    node.jobs.run_all()
+    assert second.error is None
+    assert {b"a", b"b"} <= stored(node.disk.after_power_loss())

@@ -63,6 +63,7 @@ class RoundJob(Generic[_Log]):
     Attributes:
         log: that it belongs to.
         entries: batches with their first sequences.
+        count, nbytes: of their messages, and of the bodies.
         round: that publishers wait for; None if there is none.
         written: the messages as the log has them.
         begun: segments that were begun.
@@ -73,6 +74,7 @@ class RoundJob(Generic[_Log]):
     def __init__(self, log: _Log, writer: SegmentWriter) -> None:
         self.log = log
         self.entries: list[tuple[MessageBatch, int]] = []
+        self.count = self.nbytes = 0
         self.round: Round | None = None
         self.written: list[MessageBatch] = []
         self.begun: list[SegmentFile] = []
@@ -91,6 +93,8 @@ class RoundJob(Generic[_Log]):
         if self.round is None:
             self.round = Round()
         self.entries.append((batch, first))
+        self.count += batch.count
+        self.nbytes += batch.bodies.nbytes
         if self._probe_at is not None:
             self._probe_at = first + batch.count
         return self.round
@@ -116,11 +120,6 @@ class RoundJob(Generic[_Log]):
     def is_durable(self) -> bool:
         """Whether what was written is durable, unless it failed."""
         return self._sync
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the bodies."""
-        return sum(batch.bodies.nbytes for batch, _ in self.entries)
 
     @property
     def end(self) -> int:

@@ -40,7 +40,7 @@ class SegmentWriter:
     Every method blocks, and may raise OSError, but `encode_round`, `copy_of` and `end_write`.
 
     Attributes:
-        segment: the newest one that counts; None before the first.
+        segment: the newest that counts; None before the first.
     """
 
     def __init__(
@@ -77,10 +77,9 @@ class SegmentWriter:
         self._begun: list[SegmentFile] = []
         # Readers hear of them in the event loop.
         self._ends: list[tuple[SegmentFile, int]] = []
-        # Whether a segment gets its name only when what is in it is durable.
-        self._is_draft = False
-        # Whether some of `_unsynced` is in no segment that goes on.
-        self._is_behind = False
+        # Whether a segment gets its name only when what is in it is durable; and whether some of
+        # `_unsynced` is in no segment that goes on.
+        self._is_draft = self._is_behind = False
 
     def __repr__(self) -> str:
         return f"<SegmentWriter {self._topic} {self._number} at {self._offset}>"
@@ -110,7 +109,8 @@ class SegmentWriter:
         ends, self._ends = self._ends, []
         if self.segment is not None:
             ends.append((self.segment, self._offset))
-            self.segment.unsynced_from = next((sequences_of(b)[0] for b in self._unsynced), None)
+            unsynced = self._unsynced
+            self.segment.unsynced_from = sequences_of(unsynced[0])[0] if unsynced else None
         return ends
 
     def is_synced_to(self, sequence: int) -> bool:

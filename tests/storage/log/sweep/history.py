@@ -461,9 +461,14 @@ class History:
         random, world = self._random, self._world
         world.settle(random.choice((0, 1, 1, 2)))
         channel = random.choice(list(topic.channels.values()))
-        sequence = min(first_kept(topic.log), channel.cursor.frontier)
+        frontier = channel.cursor.frontier
+        sequence = min(first_kept(topic.log), frontier)
+        if random.random() < 0.5:  # these come at once: no job has to read them
+            sequence = max(sequence, min(topic.log.cache.first_from(frontier), frontier))
         self._story(f"seek {channel.account.name} to {sequence}")
         world.seek_channel(channel, sequence)
+        for consumer in channel.consumers:
+            channel.core.set_ready(consumer.subscription, 200, world.now_s)
         world.settle(random.choice((0, 0, 1)))
 
     def _consume(self, topic: LiveTopic, channel: LiveChannel) -> None:
