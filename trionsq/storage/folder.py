@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from trionsq.disk import Disk, DiskFile, FolderLock, FolderLockError
 from trionsq.histogram import Histogram
@@ -94,8 +94,7 @@ NextJob = Callable[[], tuple[Job, JobDone] | None]
 """Returns the next job of a series, or None: the series has ended. For any thread."""
 
 
-@dataclass(frozen=True, slots=True)
-class DiskWrite:
+class DiskWrite(NamedTuple):
     """A write to a file, which stays open.
 
     Attributes:

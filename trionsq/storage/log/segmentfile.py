@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from trionsq.core.batch import MessageBatch
 from trionsq.storage.folder import DiskWrite
@@ -50,8 +51,7 @@ class SegmentFile:
         return place[2]
 
 
-@dataclass(frozen=True, slots=True)
-class RoundWrite:
+class RoundWrite(NamedTuple):
     """The one write that brings a round to its segment, see `SegmentWriter.encode_round`.
 
     Attributes:
