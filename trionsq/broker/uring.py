@@ -162,8 +162,8 @@ class Ring:
                 if result < 0:
                     group.errors[at] = _os_error(-result)
                 elif result < len(group.writes[at][1]):
-                    # The disk is full, or a limit was met: a further write would say which.
-                    group.errors[at] = _os_error(errno.EIO)
+                    # Or a limit was met: a further write would say which.
+                    group.errors[at] = _os_error(errno.ENOSPC)
                 group.under_way -= 1
                 if not group.under_way:
                     group.done(group.errors)

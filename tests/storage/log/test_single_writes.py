@@ -324,3 +324,31 @@ def test_the_next_writes_begin_before_the_answers() -> None:
     node.jobs.run_all()
     assert second.error is None
     assert {b"a", b"b"} <= stored(node.disk.after_power_loss())
+
+
+def test_a_round_makes_room_without_a_job() -> None:
+    """It is one write with zeros behind it; the rounds that follow change no size."""
+    node = Node(SimulatedDisk(logged=True))
+    sizes: set[int] = set()
+    jobs = node.jobs.submitted
+    for at in range(100):
+        node.publish(b"%03d" % at + bytes(200))
+        sizes.add(max(len(data) for name, data in node.disk.files().items() if ".log." in name))
+    assert node.jobs.submitted == jobs + 100
+    assert len(node.jobs.writes) == 100
+    assert 3 <= len(sizes) <= 6
+    assert {b"%03d" % at + bytes(200) for at in range(100)} <= stored(node.disk.after_power_loss())
+    node.close()
+
+
+def test_a_disk_without_space_for_room_takes_what_counts() -> None:
+    """The round is written once more without it, at the same place."""
+    node = Node(SimulatedDisk())
+    used = sum(map(len, node.disk.files().values()))
+    node.disk.capacity = used + 4_000
+    bodies = [b"%d" % at + bytes(1_500) for at in range(6)]
+    assert [node.publish(body).error for body in bodies] == [None] * 6
+    assert node.disk.faults["write"]
+    assert len(node.node.logs[1].segments) == 1
+    assert set(bodies) <= stored(node.disk.after_power_loss())
+    node.close()

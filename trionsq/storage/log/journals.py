@@ -227,7 +227,7 @@ class Journals(Generic[_Log]):
                 job.end_write()
                 whole.append(job)
             else:
-                job.rescue_write()
+                job.rescue_write(error)
         if self._used is not None:
             error = errors[-1]
             if error is None:

@@ -154,14 +154,14 @@ class RoundJob(Generic[_Log]):
         self._writer.end_write(self._write)
         self.written = self._write.records
 
-    def rescue_write(self) -> None:
-        """Write the round elsewhere, for the write of `encode` failed. Blocks."""
+    def rescue_write(self, error: Exception) -> None:
+        """Make the round durable whose write of `encode` failed with ``error``. Blocks."""
         assert self._write is not None
         try:
-            self._writer.rescue_write(self._write)
+            self._writer.rescue_write(self._write, error)
             self.written = self._write.records
-        except OSError as error:
-            self.error = error
+        except OSError as refused:
+            self.error = refused
 
     def append(self) -> list[JournalPiece]:
         """Write the round, and return what a journal or `sync` has to make durable."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from trionsq.core.batch import MessageBatch
 from trionsq.storage.folder import DiskWrite
@@ -12,7 +12,10 @@ from trionsq.storage.log.format import SegmentHeader
 from trionsq.storage.log.names import parse_segment_name
 from trionsq.storage.log.segments import SparseIndex
 
-__all__ = ["RoundWrite", "SegmentFile", "end_of", "sequences_of"]
+__all__ = ["RoundWrite", "SegmentFile", "end_of", "sequences_of", "size_with_room"]
+
+_MAX_ROOM_BYTES: Final = 1 << 20
+_BLOCK_BYTES: Final = 4096
 
 
 @dataclass(slots=True, eq=False)
@@ -55,12 +58,14 @@ class RoundWrite(NamedTuple):
     """The one write that brings a round to its segment, see `SegmentWriter.encode_round`.
 
     Attributes:
-        write: what to do.
+        write: what to do; it may also make room.
+        end: of what counts.
         records: the messages as the log has them.
         began_s: when it began.
     """
 
     write: DiskWrite
+    end: int
     records: list[MessageBatch]
     began_s: float
 
@@ -74,3 +79,12 @@ def sequences_of(batch: MessageBatch) -> Sequence[int]:
 def end_of(batch: MessageBatch) -> int:
     """Return the sequence behind a batch in the log."""
     return sequences_of(batch)[-1] + 1
+
+
+def size_with_room(end: int, max_bytes: int) -> int:
+    """Return the size of a segment when a round that ends there has made room behind itself.
+
+    That are zeros, as many bytes as the segment has up to a limit.
+    """
+    size = end + min(end, _MAX_ROOM_BYTES)
+    return min(size + -size % _BLOCK_BYTES, max(end, max_bytes))

@@ -22,16 +22,20 @@ from trionsq.storage.log.batches import encode_record, join_entries
 from trionsq.storage.log.format import SEGMENT_HEADER_BYTES, SegmentHeader
 from trionsq.storage.log.journal import JournalPiece
 from trionsq.storage.log.names import draft_name, segment_name
-from trionsq.storage.log.segmentfile import RoundWrite, SegmentFile, end_of, sequences_of
+from trionsq.storage.log.segmentfile import (
+    RoundWrite,
+    SegmentFile,
+    end_of,
+    sequences_of,
+    size_with_room,
+)
 from trionsq.storage.log.segments import SparseIndex
 
 __all__ = ["SegmentWriter"]
 
-# A round that is synced writes zeros behind itself, as many bytes as the segment has up to a limit:
-# an fsync that changes no size costs a third. With a large round that would be no gain.
-_MAX_ROOM_BYTES: Final = 1 << 20
+# A round that is synced makes room behind itself: an fsync that changes no size costs a third. With
+# a large round that would be no gain.
 _MAX_BYTES_WITH_ROOM: Final = 64 * 1024
-_BLOCK_BYTES: Final = 4096
 
 
 class SegmentWriter:
@@ -68,8 +72,7 @@ class SegmentWriter:
         self._before: SegmentFile | None = None
         self._before_end = 0
         self._offset = 0 if last is None else last.end
-        # Size of the file: behind the offset there may be room.
-        self._size = self._offset
+        self._size = self._offset  # of the file: behind the offset there may be room
         # Up to here an fsync has succeeded: offset in the segment, and sequence.
         self._synced = self._offset
         self._safe = 0
@@ -167,10 +170,15 @@ class SegmentWriter:
             record = self._encode(batch, end, offset if pieces else None)
             pieces += record
             end += sum(map(len, record))
-        if sync and end > self._size and end - offset <= _MAX_BYTES_WITH_ROOM:
-            return None  # it also makes room
+        if sync:
+            pieces.append(bytes(self._size_with_room(offset, end) - end))
         write = DiskWrite(self._file, b"".join(pieces), offset, is_durable=sync)
-        return RoundWrite(write, records, time.perf_counter())
+        return RoundWrite(write, end, records, time.perf_counter())
+
+    def _size_with_room(self, offset: int, end: int) -> int:
+        if end <= self._size or end - offset > _MAX_BYTES_WITH_ROOM:
+            return end
+        return size_with_room(end, self._max_bytes)
 
     def copy_of(self, write: DiskWrite) -> JournalPiece:
         """Return what a journal needs of a write of `encode_round`."""
@@ -181,8 +189,8 @@ class SegmentWriter:
     def end_write(self, ended: RoundWrite) -> None:
         """Note that a write of `encode_round` has ended."""
         write = ended.write
-        self._offset = write.offset + len(write.data)
-        self._size = max(self._size, self._offset)
+        self._offset = ended.end
+        self._size = max(self._size, write.offset + len(write.data))
         if write.is_durable:
             self._fsync_s.observe(time.perf_counter() - ended.began_s)
             self._synced = self._offset
@@ -190,12 +198,19 @@ class SegmentWriter:
         else:
             self._unsynced += ended.records
 
-    def rescue_write(self, failed: RoundWrite) -> None:
-        """Make a round durable whose write failed.
+    def rescue_write(self, failed: RoundWrite, error: Exception) -> None:
+        """Make a round durable whose write failed with ``error``.
 
         Raises:
             OSError: none of it counts. What counted before still does.
         """
+        write, nbytes = failed.write, failed.end - failed.write.offset
+        if nbytes < len(write.data) and getattr(error, "errno", None) == errno.ENOSPC:
+            write = write._replace(data=write.data[:nbytes])
+            with suppress(OSError):
+                write.perform()  # there may be space for what counts
+                self.end_write(failed._replace(write=write))
+                return
         self._rescue(list(self._unsynced), failed.records)
 
     def sync_round(self, records: Sequence[MessageBatch]) -> None:
@@ -293,10 +308,9 @@ class SegmentWriter:
 
     def _encode(self, batch: MessageBatch, offset: int, began: int | None) -> list[bytes]:
         """Return the pieces of a record; ``began``: where its round begins, if not with it."""
-        segment = self.segment
+        segment, sequence = self.segment, sequences_of(batch)[0]
         assert segment is not None
         assert segment.index is not None
-        sequence = sequences_of(batch)[0]
         segment.index.add(sequence, offset)
         return encode_record(batch, sequence, segment.header, round_offset=began)
 
@@ -307,27 +321,18 @@ class SegmentWriter:
             assert self._file is not None
             data = b"".join(pieces)
             end = self._offset + len(data)
-            if with_room and end > self._size and len(data) <= _MAX_BYTES_WITH_ROOM:
-                self._make_room(data, end)
-            else:
-                self._file.write(data, self._offset)
-                self._size = max(self._size, end)
+            size = self._size_with_room(self._offset, end) if with_room else end
+            try:
+                self._file.write(data + bytes(size - end), self._offset)
+            except OSError as error:
+                if size == end or error.errno != errno.ENOSPC:
+                    raise
+                size = end
+                self._file.write(data, self._offset)  # there may be space for what counts
+            self._size = max(self._size, size)
             if copies is not None:
                 copies.append(self.copy_of(DiskWrite(self._file, data, self._offset, False)))
             self._offset += len(data)
-
-    def _make_room(self, data: bytes, end: int) -> None:
-        """Write data up to ``end``, and zeros behind it."""
-        assert self._file is not None
-        size = end + min(end, _MAX_ROOM_BYTES)
-        size = min(size + -size % _BLOCK_BYTES, max(end, self._max_bytes))
-        try:
-            self._file.write(data + bytes(size - end), self._offset)
-            self._size = size
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-            self._file.write(data, self._offset)  # there may be space for what counts
 
     def _sync(self) -> None:
         if not self._unsynced:
@@ -348,14 +353,9 @@ class SegmentWriter:
             self._close_file()
         if previous is not None:
             self._ends.append((previous, end))
-        header = SegmentHeader(
-            self._number,
-            first,
-            secrets.randbits(32),
-            time.time_ns(),
-            None if previous is None else previous.named_first,
-            None if previous is None else end,
-        )
+        before = (None, None) if previous is None else (previous.named_first, end)
+        salt, now_ns = secrets.randbits(32), time.time_ns()
+        header = SegmentHeader(self._number, first, salt, now_ns, *before)
         name = segment_name(self._topic, self._number, first)
         draft = draft_name(name)
         with suppress(FileNotFoundError):
