@@ -6,7 +6,6 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,8 @@ import trio
 import trio.testing
 
 from trionsq.broker.background import ThreadBackground
-from trionsq.disk import DiskFile, RealDisk
-from trionsq.storage.folder import DiskWrite, Job, JobDone
+from trionsq.disk import RealDisk
+from trionsq.storage.folder import Job, JobDone
 from trionsq.transports.poller import Poller
 
 LIMIT_S = 60.0
@@ -269,11 +268,6 @@ async def test_a_series_stops_with_the_background() -> None:
 # Single writes
 
 
-def writes(file: DiskFile, *places: tuple[bytes, int]) -> list[DiskWrite]:
-    """Writes that are durable when they have ended."""
-    return [DiskWrite(file, data, offset, is_durable=True) for data, offset in places]
-
-
 @pytest.fixture(params=["kernel", "poller", "thread"])
 async def writer(
     request: pytest.FixtureRequest, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
@@ -302,38 +296,12 @@ async def test_single_writes_are_in_the_file_when_it_is_told(
     file = RealDisk(tmp_path).create("file")
     told: list[Exception | None] = []
     for at in range(30):
-        writer.submit_writes(writes(file, (b"%04d" % at, 4 * at)), told.extend)
+        writer.submit_write(file, b"%04d" % at, 4 * at, told.append)
     with trio.fail_after(LIMIT_S):
         await writer.wait_idle()
     assert told == [None] * 30
     assert file.read(1_000, 0) == b"".join(b"%04d" % at for at in range(30))
     file.close()
-
-
-async def test_writes_to_many_files_are_told_of_together(
-    writer: ThreadBackground, tmp_path: Path
-) -> None:
-    """Once, when all have ended, with the error of each; also if the kernel takes not so many."""
-    disk = RealDisk(tmp_path)
-    (tmp_path / "broken").write_bytes(b"")
-    broken = RealDisk(tmp_path, open_flags=os.O_RDONLY).open("broken")
-    told: list[list[int | None]] = []
-    for count in (3, 300, 600):
-        files = [disk.create(f"{count}.{at}") for at in range(count)]
-        together = [DiskWrite(file, b"%d" % at, 2, at % 2 == 0) for at, file in enumerate(files)]
-        together[1] = DiskWrite(broken, b"no", 0, is_durable=False)
-        writer.submit_writes(
-            together,
-            lambda errors: told.append([getattr(error, "errno", None) for error in errors]),
-        )
-        with trio.fail_after(LIMIT_S):
-            await writer.wait_idle()
-        assert told.pop() == [None, errno.EBADF, *[None] * (count - 2)]
-        assert all(file.read(9, 0) == b"\0\0%d" % at for at, file in enumerate(files) if at != 1)
-        for file in files:
-            file.close()
-    assert told == []
-    broken.close()
 
 
 async def test_a_single_write_that_fails_is_told_of(
@@ -344,12 +312,12 @@ async def test_a_single_write_that_fails_is_told_of(
     file = RealDisk(tmp_path, open_flags=os.O_RDONLY).open("file")
     told: list[Exception | None] = []
 
-    def hear(errors: Sequence[Exception | None]) -> None:
-        told.extend(errors)
+    def hear(error: Exception | None) -> None:
+        told.append(error)
         raise ValueError("broken")
 
     for _ in range(2):
-        writer.submit_writes(writes(file, (b"no", 0)), hear)
+        writer.submit_write(file, b"no", 0, hear)
         with trio.fail_after(LIMIT_S):
             await writer.wait_idle()
     assert [isinstance(error, OSError) and error.errno for error in told] == [errno.EBADF] * 2
@@ -364,15 +332,15 @@ async def test_what_follows_a_single_write_is_waited_for(
     file = RealDisk(tmp_path).create("file")
     told: list[str] = []
 
-    def second(errors: Sequence[Exception | None]) -> None:
+    def second(error: Exception | None) -> None:
         told.append("second")
         writer.submit(lambda: None, lambda error: told.append("job"))
 
-    def first(errors: Sequence[Exception | None]) -> None:
+    def first(error: Exception | None) -> None:
         told.append("first")
-        writer.submit_writes(writes(file, (b"b", 1)), second)
+        writer.submit_write(file, b"b", 1, second)
 
-    writer.submit_writes(writes(file, (b"a", 0)), first)
+    writer.submit_write(file, b"a", 0, first)
     with trio.fail_after(LIMIT_S):
         await writer.wait_idle()
     assert told == ["first", "second", "job"]
@@ -392,9 +360,8 @@ async def test_writes_are_heard_of_before_during_and_after_a_poller(
     told: list[tuple[int, bool]] = []
 
     async def write() -> None:
-        background.submit_writes(
-            writes(file, (b"a", 0)),
-            lambda errors: told.append((len(poller), poller.turn.is_open)),
+        background.submit_write(
+            file, b"a", 0, lambda error: told.append((len(poller), poller.turn.is_open))
         )
         with trio.fail_after(LIMIT_S):
             await background.wait_idle()
@@ -420,7 +387,7 @@ async def test_a_single_write_after_the_end_does_not_begin(
         background = ThreadBackground()
         await own.start(background.run)
         own.cancel_scope.cancel()
-    background.submit_writes(writes(file, (b"no", 0)), lambda errors: pytest.fail("told"))
+    background.submit_write(file, b"no", 0, lambda error: pytest.fail("told"))
     await trio.testing.wait_all_tasks_blocked()
     assert file.size() == 0
     file.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -18,16 +18,9 @@ from trionsq.broker.broker import Broker
 from trionsq.broker.runtime import Clock
 from trionsq.core.channel import ChannelState
 from trionsq.core.topic import TopicState
-from trionsq.storage.folder import (
-    DiskWrite,
-    Job,
-    JobDefects,
-    JobDone,
-    NextJob,
-    WritesDone,
-    writing_job,
-)
-from trionsq.testing.background import submit_in_turn
+from trionsq.disk import DiskFile
+from trionsq.storage.folder import Job, JobDefects, JobDone, NextJob
+from trionsq.testing.background import submit_as_job, submit_in_turn
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.memory import nsqd_in_memory
@@ -54,8 +47,8 @@ class LateBackground:
     def submit_series(self, next_job: NextJob) -> None:
         submit_in_turn(self.submit, next_job)
 
-    def submit_writes(self, writes: Sequence[DiskWrite], done: WritesDone) -> None:
-        self.submit(*writing_job(writes, done))
+    def submit_write(self, file: DiskFile, data: bytes, offset: int, done: JobDone) -> None:
+        submit_as_job(self.submit, file, data, offset, done)
 
     async def _run(self, job: Job, done: JobDone) -> None:
         await trio.sleep(DISK_DELAY_S)

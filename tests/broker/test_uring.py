@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import select
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,7 +41,7 @@ def test_what_was_written_is_in_the_file(ring: Ring, tmp_path: Path) -> None:
     with open(tmp_path / "file", "wb") as file:
         for at in range(50):
             piece = b"%04d" % at
-            assert ring.submit_writes([(file.fileno(), piece, 4 * at, True)], errors.extend)
+            assert ring.submit_write(file.fileno(), piece, 4 * at, errors.append)
             end_all(ring)
     assert errors == [None] * 50
     assert (tmp_path / "file").read_bytes() == b"".join(b"%04d" % at for at in range(50))
@@ -53,15 +53,15 @@ def test_several_writes_at_once_and_no_more_than_there_is_room_for(
     """A full ring takes no further write; the caller finds another way."""
     errors: list[OSError | None] = []
     with open(tmp_path / "file", "wb") as file:
-        places = [(file.fileno(), b"x" * 10, 10 * at, at % 9 == 0) for at in range(513)]
-        assert ring.submit_writes(places[:500], errors.extend)
-        assert not ring.submit_writes(places[500:], errors.extend)
-        assert ring.submit_writes(places[500:512], errors.extend)
+        taken = [
+            ring.submit_write(file.fileno(), b"x" * 10, 10 * at, errors.append) for at in range(9)
+        ]
+        assert taken == [True] * 8 + [False]
         end_all(ring)
-        assert ring.submit_writes(places[512:], errors.extend)
+        assert ring.submit_write(file.fileno(), b"x" * 10, 80, errors.append)
         end_all(ring)
-    assert errors == [None] * 513
-    assert (tmp_path / "file").read_bytes() == b"x" * 5130
+    assert errors == [None] * 9
+    assert (tmp_path / "file").read_bytes() == b"x" * 90
 
 
 def test_an_error_is_that_of_the_system(ring: Ring, tmp_path: Path) -> None:
@@ -69,10 +69,10 @@ def test_an_error_is_that_of_the_system(ring: Ring, tmp_path: Path) -> None:
     errors: list[OSError | None] = []
     (tmp_path / "file").write_bytes(b"")
     with open(tmp_path / "file", "rb") as file:
-        assert ring.submit_writes([(file.fileno(), b"no", 0, True)], errors.extend)
+        assert ring.submit_write(file.fileno(), b"no", 0, errors.append)
         end_all(ring)
     with open("/dev/full", "wb", buffering=0) as full:
-        assert ring.submit_writes([(full.fileno(), b"no", 0, True)], errors.extend)
+        assert ring.submit_write(full.fileno(), b"no", 0, errors.append)
         end_all(ring)
     assert [error and error.errno for error in errors] == [errno.EBADF, errno.ENOSPC]
 
@@ -82,7 +82,7 @@ def test_a_write_that_ends_in_the_middle_is_an_error(ring: Ring) -> None:
     errors: list[OSError | None] = []
     reading, writing = os.pipe2(os.O_NONBLOCK)
     try:
-        assert ring.submit_writes([(writing, bytes(1 << 20), 0, True)], errors.extend)
+        assert ring.submit_write(writing, bytes(1 << 20), 0, errors.append)
         end_all(ring)
     finally:
         os.close(reading)
@@ -90,44 +90,18 @@ def test_a_write_that_ends_in_the_middle_is_an_error(ring: Ring) -> None:
     assert [error and error.errno for error in errors] == [errno.ENOSPC]
 
 
-def test_writes_that_the_kernel_does_not_take_count_as_failed(
-    ring: Ring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without memory for all of them it takes the first ones; then it goes on as ever."""
-    errors: list[OSError | None] = []
-    enter = uring._syscall
-
-    def take_two(number: int, fd: int, count: int, *rest: object) -> int:
-        return int(enter(number, fd, min(count, 2), *rest))
-
-    with open(tmp_path / "file", "wb") as file:
-        places = [(file.fileno(), b"%d" % at, at, False) for at in range(5)]
-        with monkeypatch.context() as patch:
-            patch.setattr(uring, "_syscall", take_two)
-            assert ring.submit_writes(places, errors.extend)
-            end_all(ring)
-            patch.setattr(uring, "_syscall", lambda *call: -1)
-            assert not ring.submit_writes(places, errors.extend)
-            assert len(ring) == 0
-        assert [error and error.errno for error in errors] == [None, None] + [errno.EAGAIN] * 3
-        assert ring.submit_writes(places[2:], errors.extend)
-        end_all(ring)
-    assert errors[5:] == [None] * 3
-    assert (tmp_path / "file").read_bytes() == b"01234"
-
-
 def test_a_callback_that_raises_holds_up_nobody(ring: Ring, tmp_path: Path) -> None:
     """The next call goes on behind it."""
     told: list[OSError | None] = []
 
-    def broken(errors: Sequence[OSError | None]) -> None:
+    def broken(error: OSError | None) -> None:
         raise ValueError("broken")
 
     with open(tmp_path / "file", "wb") as file:
-        ring.submit_writes([(file.fileno(), b"a", 0, True)], broken)
+        ring.submit_write(file.fileno(), b"a", 0, broken)
         with pytest.raises(ValueError, match="broken"):
             end_all(ring)
-        ring.submit_writes([(file.fileno(), b"b", 1, True)], told.extend)
+        ring.submit_write(file.fileno(), b"b", 1, told.append)
         end_all(ring)
     assert told == [None]
     assert (tmp_path / "file").read_bytes() == b"ab"
@@ -139,8 +113,7 @@ def test_what_is_under_way_at_the_end_is_written(tmp_path: Path) -> None:
     if ring is None:
         pytest.skip("the system has no io_uring, or does not let us use it")
     with open(tmp_path / "file", "wb") as file:
-        large = (file.fileno(), b"x" * 100_000, 0, True)
-        assert ring.submit_writes([large], lambda errors: None)
+        assert ring.submit_write(file.fileno(), b"x" * 100_000, 0, lambda error: None)
         under_way = ring._under_way
         ring.close()
     assert any(kept[2] is under_way for kept in uring._abandoned)

@@ -1,26 +1,18 @@
-"""Blocking disk work in threads, and writes by the kernel itself where it lets us."""
+"""Blocking disk work in threads, and single writes by the kernel itself where it lets us."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, TypeAlias
 
 import outcome
 import trio
 
 from trionsq.broker.uring import Ring, open_ring
-from trionsq.disk import RealFile
-from trionsq.storage.folder import (
-    DiskWrite,
-    Job,
-    JobDefects,
-    JobDone,
-    NextJob,
-    WritesDone,
-    writing_job,
-)
+from trionsq.disk import DiskFile, RealFile
+from trionsq.storage.folder import Job, JobDefects, JobDone, NextJob
 from trionsq.transports.poller import Poller
 
 __all__ = ["ThreadBackground"]
@@ -91,23 +83,18 @@ class ThreadBackground:
     def writes_directly(self) -> bool:
         return self._ring is not None
 
-    def submit_writes(self, writes: Sequence[DiskWrite], done: WritesDone) -> None:
+    def submit_write(self, file: DiskFile, data: bytes, offset: int, done: JobDone) -> None:
         """Have the kernel write, or a thread; see `Background`.
 
         After the end of `run` nothing happens.
         """
-
-        def tell(errors: Sequence[Exception | None]) -> None:
-            self._tell(lambda error: done(errors), None)
-
         ring = self._ring
-        entries = [
-            (one.file.fileno(), one.data, one.offset, one.is_durable)
-            for one in writes
-            if type(one.file) is RealFile
-        ]
-        if ring is None or len(entries) < len(writes) or not ring.submit_writes(entries, tell):
-            self.submit(*writing_job(writes, done))
+        if (
+            ring is None
+            or type(file) is not RealFile
+            or not ring.submit_write(file.fileno(), data, offset, partial(self._tell, done))
+        ):
+            self.submit(partial(file.write_durably, data, offset), done)
 
     def submit(self, job: Job, done: JobDone) -> None:
         """Run ``job`` in a thread, then call ``done`` in trio's. Jobs begin in order.

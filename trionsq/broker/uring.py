@@ -1,8 +1,7 @@
 """Writes that the kernel does by itself, by io_uring: no thread, and none that waits for the GIL.
 
-Only what a log needs: writes to files, some of which are durable when they have ended. The
-structures are the kernel's (linux/io_uring.h); their layout is the same on all machines that
-CPython runs on.
+Only what a log needs: a write to a file that is durable when it is done. The structures are the
+kernel's (linux/io_uring.h); their layout is the same on all machines that CPython runs on.
 """
 
 from __future__ import annotations
@@ -13,16 +12,15 @@ import mmap
 import os
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, TypeAlias
 
-__all__ = ["KernelWrite", "Ring", "open_ring"]
+__all__ = ["Ring", "open_ring"]
 
 _SETUP: Final = 425
 _ENTER: Final = 426
 
-# A journal, and the topics of one job.
-_ENTRIES: Final = 512
+_ENTRIES: Final = 8
 # The mapping of the kernel's submission entries, as an offset in the ring's descriptor.
 _OFFSET_OF_ENTRIES: Final = 0x10000000
 _PARAMS: Final = struct.Struct("=7I12x8IQ8IQ")
@@ -41,33 +39,10 @@ _libc = ctypes.PyDLL(None, use_errno=True)  # no call of it blocks, so it keeps 
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
 
-KernelWrite: TypeAlias = tuple[int, bytes, int, bool]
-"""A descriptor, what to write, where, and whether it has ended when it is durable."""
-
-
-class _Group:
-    """Writes that were submitted together; the bytes have to stay where they are.
-
-    Attributes:
-        writes: all of them.
-        errors: what each has failed with.
-        under_way: how many have not ended.
-        done: gets the errors.
-    """
-
-    __slots__ = ("done", "errors", "under_way", "writes")
-
-    def __init__(
-        self, writes: Sequence[KernelWrite], done: Callable[[Sequence[OSError | None]], None]
-    ) -> None:
-        self.writes = writes
-        self.errors: list[OSError | None] = [None] * len(writes)
-        self.under_way = len(writes)
-        self.done = done
-
+_Write: TypeAlias = tuple[bytes, Callable[[OSError | None], None]]
 
 # Writes that were under way when their ring was closed: the kernel may still read the bytes.
-_abandoned: list[tuple[mmap.mmap, mmap.mmap, dict[int, tuple[_Group, int]]]] = []
+_abandoned: list[tuple[mmap.mmap, mmap.mmap, dict[int, _Write]]] = []
 
 
 class Ring:
@@ -90,22 +65,22 @@ class Ring:
             os.close(self._fd)
             raise
         self._tail = self._head = 0
-        # By number: the group of the write, and its place in that.
-        self._under_way: dict[int, tuple[_Group, int]] = {}
+        # The bytes have to stay where they are.
+        self._under_way: dict[int, _Write] = {}
 
     def _map(self, params: tuple[int, ...]) -> None:
         entries, completions, features = params[0], params[1], params[5]
         if features & _FEATURES != _FEATURES:
             raise _os_error(errno.ENOSYS)
         submission, completion = params[7:16], params[16:25]
-        self._sq_tail, sq_array = submission[1], submission[6]
+        self._sq_tail, self._sq_array = submission[1], submission[6]
         self._cq_head, self._cq_tail, self._cqes = completion[0], completion[1], completion[5]
         self._mask, self._cq_mask = entries - 1, completions - 1
-        nbytes = max(sq_array + entries * _U32.size, self._cqes + completions * _COMPLETION.size)
+        nbytes = max(
+            self._sq_array + entries * _U32.size, self._cqes + completions * _COMPLETION.size
+        )
         self._rings = mmap.mmap(self._fd, nbytes)
         self._entries = mmap.mmap(self._fd, entries * _ENTRY.size, offset=_OFFSET_OF_ENTRIES)
-        for at in range(entries):
-            _U32.pack_into(self._rings, sq_array + at * _U32.size, at)
 
     def __repr__(self) -> str:
         return f"<Ring {self._fd} writes={len(self._under_way)}>"
@@ -118,55 +93,51 @@ class Ring:
         """Return a descriptor that is readable while a write has ended."""
         return self._fd
 
-    def submit_writes(
-        self, writes: Sequence[KernelWrite], done: Callable[[Sequence[OSError | None]], None]
+    def submit_write(
+        self, fd: int, data: bytes, offset: int, done: Callable[[OSError | None], None]
     ) -> bool:
-        """Begin to write, all at once; return False if there is no room for so many.
+        """Begin to write ``data`` and to make it durable; return False if there is no room for it.
 
-        When all have ended, `end_writes` calls ``done`` with what each has failed with, or None.
-        After an error any part may be written.
+        `end_writes` calls ``done`` with the error, if any. After one, any part may be written.
         """
-        if len(self._under_way) + len(writes) > _ENTRIES:
+        if len(self._under_way) >= _ENTRIES:
             return False
-        group = _Group(writes, done)
-        for place, (fd, data, offset, is_durable) in enumerate(writes):
-            number = (self._tail + place) & 0xFFFFFFFF
-            address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value
-            _ENTRY.pack_into(
-                self._entries, (number & self._mask) * _ENTRY.size,
-                _WRITE, _IN_WORKER, 0, fd, offset, address, len(data), is_durable * _DSYNC, number,
-            )  # fmt: skip
-            self._under_way[number] = group, place
-        _U32.pack_into(self._rings, self._sq_tail, (self._tail + len(writes)) & 0xFFFFFFFF)
-        taken = max(0, int(_syscall(_ENTER, self._fd, len(writes), 0, 0, None, 0)))
-        for place in range(taken, len(writes)):  # the kernel has no memory for them
-            del self._under_way[(self._tail + place) & 0xFFFFFFFF]
-            group.errors[place] = _os_error(errno.EAGAIN)
-        group.under_way = taken
-        self._tail = (self._tail + taken) & 0xFFFFFFFF
-        _U32.pack_into(self._rings, self._sq_tail, self._tail)
-        return taken > 0
+        at = self._tail & self._mask
+        number = self._tail
+        address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value
+        _ENTRY.pack_into(
+            self._entries, at * _ENTRY.size,
+            _WRITE, _IN_WORKER, 0, fd, offset, address, len(data), _DSYNC, number,
+        )  # fmt: skip
+        _U32.pack_into(self._rings, self._sq_array + at * _U32.size, at)
+        _U32.pack_into(self._rings, self._sq_tail, (number + 1) & 0xFFFFFFFF)
+        if _syscall(_ENTER, self._fd, 1, 0, 0, None, 0) != 1:
+            # The kernel has not taken the entry.
+            _U32.pack_into(self._rings, self._sq_tail, number)
+            return False
+        self._tail = (number + 1) & 0xFFFFFFFF
+        self._under_way[number] = data, done
+        return True
 
     def end_writes(self) -> None:
-        """Call the ``done`` of those whose writes have ended.
+        """Call the ``done`` of each write that has ended.
 
         One that raises holds up the others until the next call.
         """
-        while self._head != (tail := _U32.unpack_from(self._rings, self._cq_tail)[0]):
-            while self._head != tail:
-                place = self._cqes + (self._head & self._cq_mask) * _COMPLETION.size
-                number, result, _ = _COMPLETION.unpack_from(self._rings, place)
-                self._head = (self._head + 1) & 0xFFFFFFFF
-                _U32.pack_into(self._rings, self._cq_head, self._head)
-                group, at = self._under_way.pop(number)
-                if result < 0:
-                    group.errors[at] = _os_error(-result)
-                elif result < len(group.writes[at][1]):
-                    # Or a limit was met: a further write would say which.
-                    group.errors[at] = _os_error(errno.ENOSPC)
-                group.under_way -= 1
-                if not group.under_way:
-                    group.done(group.errors)
+        (tail,) = _U32.unpack_from(self._rings, self._cq_tail)
+        while self._head != tail:
+            place = self._cqes + (self._head & self._cq_mask) * _COMPLETION.size
+            number, result, _ = _COMPLETION.unpack_from(self._rings, place)
+            self._head = (self._head + 1) & 0xFFFFFFFF
+            _U32.pack_into(self._rings, self._cq_head, self._head)
+            data, done = self._under_way.pop(number)
+            if result < 0:
+                done(_os_error(-result))
+            elif result < len(data):
+                # Or a limit was met: a further write would say which.
+                done(_os_error(errno.ENOSPC))
+            else:
+                done(None)
 
     def close(self) -> None:
         """Release the ring. What is under way goes on, and nobody hears of it."""

@@ -9,9 +9,9 @@ import logging
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from trionsq.disk import Disk, DiskFile, FolderLock, FolderLockError
 from trionsq.histogram import Histogram
@@ -21,18 +21,15 @@ __all__ = [
     "Background",
     "DataFolder",
     "DataPathError",
-    "DiskWrite",
     "Job",
     "JobDefects",
     "JobDone",
     "NextJob",
     "OpenQueue",
     "Queue",
-    "WritesDone",
     "error_text",
     "lock_data_path",
     "reason_of",
-    "writing_job",
 ]
 
 log = logging.getLogger("trionsq")
@@ -94,56 +91,6 @@ NextJob = Callable[[], tuple[Job, JobDone] | None]
 """Returns the next job of a series, or None: the series has ended. For any thread."""
 
 
-class DiskWrite(NamedTuple):
-    """A write to a file, which stays open.
-
-    Attributes:
-        file: to be written to.
-        data: what to write.
-        offset: where.
-        is_durable: it has ended when it is durable.
-    """
-
-    file: DiskFile
-    data: bytes
-    offset: int
-    is_durable: bool
-
-    def perform(self) -> None:
-        """Write. Blocks.
-
-        Raises:
-            OSError: see `DiskFile.write`.
-        """
-        if self.is_durable:
-            self.file.write_durably(self.data, self.offset)
-        else:
-            self.file.write(self.data, self.offset)
-
-
-WritesDone = Callable[[Sequence[Exception | None]], None]
-"""Gets for each write what it failed with, or None."""
-
-
-def writing_job(writes: Sequence[DiskWrite], done: WritesDone) -> tuple[Job, JobDone]:
-    """Return a job that does what `Background.submit_writes` says, and what follows it."""
-    errors: list[Exception | None] = []
-
-    def job() -> None:
-        for write in writes:
-            error: OSError | None = None
-            try:
-                write.perform()
-            except OSError as raised:
-                error = raised
-            errors.append(error)
-
-    def ended(defect: Exception | None) -> None:
-        done(errors + [defect] * (len(writes) - len(errors)))
-
-    return job, ended
-
-
 class JobDefects:
     """Unexpected exceptions of jobs and of their `JobDone` functions.
 
@@ -181,7 +128,7 @@ class Background(Protocol):
 
     @property
     def writes_directly(self) -> bool:
-        """Whether `submit_writes` costs less than a job that writes."""
+        """Whether `submit_write` costs less than a job that writes."""
 
     def submit(self, job: Job, done: JobDone) -> None:
         """Run ``job``, usually in a thread; then call ``done`` with its exception, if any.
@@ -196,11 +143,11 @@ class Background(Protocol):
         of that is called. The ``done`` have the order of the jobs.
         """
 
-    def submit_writes(self, writes: Sequence[DiskWrite], done: WritesDone) -> None:
-        """Write, in any order or at once; when all writes have ended, call ``done``.
+    def submit_write(self, file: DiskFile, data: bytes, offset: int, done: JobDone) -> None:
+        """Write to a file, which stays open, and make that durable; then call ``done``.
 
-        No two write to one file. What else was written to a file may still not be durable. After an
-        error, any part of the data may be written, and none of it may be durable.
+        What else was written to the file may still not be durable. After an error, any part of the
+        data may be written, and none of it may be durable.
         """
 
     async def wait_idle(self) -> None:

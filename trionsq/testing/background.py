@@ -7,25 +7,20 @@ that are no Exception (such as `trionsq.testing.disk.Crashed`), leave the call t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import trio
 
-from trionsq.storage.folder import (
-    DiskWrite,
-    Job,
-    JobDefects,
-    JobDone,
-    NextJob,
-    WritesDone,
-    writing_job,
-)
+from trionsq.disk import DiskFile
+from trionsq.storage.folder import Job, JobDefects, JobDone, NextJob
 
 __all__ = [
     "DelayedBackground",
     "HeldBackground",
     "InlineBackground",
+    "submit_as_job",
     "submit_in_turn",
 ]
 
@@ -37,7 +32,7 @@ class InlineBackground:
 
     Attributes:
         defects: exceptions of jobs other than OSError.
-        writes_directly: `submit_writes` is preferred to a job that writes.
+        writes_directly: `submit_write` is preferred to a job that writes.
     """
 
     def __init__(self) -> None:
@@ -62,8 +57,8 @@ class InlineBackground:
     def submit_series(self, next_job: NextJob) -> None:
         submit_in_turn(self.submit, next_job)
 
-    def submit_writes(self, writes: Sequence[DiskWrite], done: WritesDone) -> None:
-        self.submit(*writing_job(writes, done))
+    def submit_write(self, file: DiskFile, data: bytes, offset: int, done: JobDone) -> None:
+        submit_as_job(self.submit, file, data, offset, done)
 
     async def wait_idle(self) -> None:
         return None
@@ -75,7 +70,7 @@ class HeldBackground:
     Attributes:
         submitted: number of all jobs so far.
         defects: exceptions of jobs other than OSError.
-        writes_directly: `submit_writes` is preferred to a job that writes.
+        writes_directly: `submit_write` is preferred to a job that writes.
     """
 
     def __init__(self) -> None:
@@ -99,8 +94,8 @@ class HeldBackground:
     def submit_series(self, next_job: NextJob) -> None:
         submit_in_turn(self.submit, next_job)
 
-    def submit_writes(self, writes: Sequence[DiskWrite], done: WritesDone) -> None:
-        self.submit(*writing_job(writes, done))
+    def submit_write(self, file: DiskFile, data: bytes, offset: int, done: JobDone) -> None:
+        submit_as_job(self.submit, file, data, offset, done)
 
     def start_one(self) -> None:
         """Run the next job without calling its ``done``.
@@ -143,7 +138,7 @@ class DelayedBackground:
 
     Attributes:
         defects: exceptions of jobs other than OSError.
-        writes_directly: `submit_writes` is preferred to a job that writes.
+        writes_directly: `submit_write` is preferred to a job that writes.
     """
 
     def __init__(self, run_later: Callable[[Callable[[], None]], None]) -> None:
@@ -172,12 +167,19 @@ class DelayedBackground:
     def submit_series(self, next_job: NextJob) -> None:
         submit_in_turn(self.submit, next_job)
 
-    def submit_writes(self, writes: Sequence[DiskWrite], done: WritesDone) -> None:
-        self.submit(*writing_job(writes, done))
+    def submit_write(self, file: DiskFile, data: bytes, offset: int, done: JobDone) -> None:
+        submit_as_job(self.submit, file, data, offset, done)
 
     async def wait_idle(self) -> None:
         while self._jobs:
             await self._idle.wait()
+
+
+def submit_as_job(
+    submit: Callable[[Job, JobDone], None], file: DiskFile, data: bytes, offset: int, done: JobDone
+) -> None:
+    """Submit a job that writes, and makes that durable; see `Background.submit_write`."""
+    submit(partial(file.write_durably, data, offset), done)
 
 
 def submit_in_turn(submit: Callable[[Job, JobDone], None], next_job: NextJob) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
 
 import pytest
 
+from trionsq.core.batch import Segment
 from trionsq.core.ids import IdSource
 from trionsq.core.round import Round
 from trionsq.core.topic import TopicState
-from trionsq.storage.folder import DataFolder, DiskWrite, WritesDone
+from trionsq.disk import DiskFile
+from trionsq.storage.folder import DataFolder, JobDone
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.opening import open_logs
 from trionsq.storage.log.rows import UpdateTopic
+from trionsq.storage.log.runs import read_run
+from trionsq.storage.log.segmentfile import open_segment
+from trionsq.storage.log.topiclog import TopicLog
 from trionsq.testing.background import HeldBackground
 from trionsq.testing.disk import Crashed, SimulatedDisk
 from trionsq.testing.logstate import MemoryState
@@ -33,9 +37,9 @@ class WatchedBackground(HeldBackground):
         super().__init__()
         self.writes: list[int] = []
 
-    def submit_writes(self, writes: Sequence[DiskWrite], done: WritesDone) -> None:
-        self.writes += [len(write.data) for write in writes]
-        super().submit_writes(writes, done)
+    def submit_write(self, file: DiskFile, data: bytes, offset: int, done: JobDone) -> None:
+        self.writes.append(len(data))
+        super().submit_write(file, data, offset, done)
 
 
 class Node:
@@ -251,16 +255,18 @@ def shared(body: bytes) -> set[bytes]:
     return {b"%st%d" % (body, number) for number in range(1, 5)}
 
 
-def test_a_small_round_of_several_topics_is_one_write_for_each_and_the_journal() -> None:
-    """All at once, and only the journal's has to be durable; power cuts leave what was answered."""
+def test_a_small_round_of_several_topics_is_one_write_to_the_journal() -> None:
+    """Segments get it later, in one write for many rounds; no crash takes what was answered."""
     node = SharedNode(SimulatedDisk(logged=True))
     at = len(node.disk.log)
     assert [one.error for one in node.share(b"a")] == [None] * 4
-    assert len(node.jobs.writes) == 5
-    names = [name for operation, name in node.disk.log[at:] if operation == "sync"]
-    assert [name.split(".")[1] for name in names if name.split(".")[0] != "t0"] == ["journal"]
+    assert [one.error for one in node.share(b"b")] == [None] * 4
+    assert len(node.jobs.writes) == 1
+    written = [name for operation, name in node.disk.log[at:] if operation == "write"]
+    assert not [name for name in written if name[:3] in ("t1.", "t2.", "t3.")][3:]
     for _ in range(10):
-        assert shared(b"first") | shared(b"a") <= stored(node.disk.after_power_loss())
+        for disk in (node.disk.after_power_loss(), node.disk.after_kill()):
+            assert shared(b"first") | shared(b"a") | shared(b"b") <= stored(disk)
     node.close()
 
 
@@ -278,13 +284,72 @@ def test_a_journal_that_fails_costs_nobody_an_answer(operation: str) -> None:
     node.close()
 
 
-def test_a_segment_that_fails_is_followed_by_another() -> None:
-    """Its messages are written again; the other topics know nothing of it."""
+def log_bodies(node: Node, number: int) -> list[bytes]:
+    """What a reader of a log finds in its segments."""
+    log = node.node.logs[number]
+    bodies: list[bytes] = []
+    at = 0
+    while at < log.safe_end:
+        run = read_run(log.part, at, log.safe_end, 1 << 20)
+        at = run.next
+        for one in run.parts:
+            assert isinstance(one, Segment)
+            bodies += map(bytes, one.batch.bodies.slice(one.first, one.last))
+    return bodies
+
+
+def unwritten(log: TopicLog) -> int:
+    """How many bytes are in the journal alone."""
+    found = log.segments[-1].unwritten
+    return 0 if found is None else len(b"".join(found[1]))
+
+
+def test_who_reads_a_log_finds_what_only_the_journal_has() -> None:
+    """From any place on, and also when it was written meanwhile."""
     node = SharedNode(SimulatedDisk())
-    node.disk.fail(errno.EIO, only=["write"], name="t2.log.*")
+    node.share(b"a")
+    expected = [b"x" * 2_000, b"firstt3", b"at3"]
+    log = node.node.logs[4]
+    assert unwritten(log)
+    assert log_bodies(node, 4) == expected
+    file = open_segment(node.disk, log.segments[-1])
+    end = log.segments[-1].end
+    before = [file.read(count, end - count) for count in range(1, end, 7)]
+    assert file.size() >= end
+    node.node.commit([])
+    node.jobs.run_all()
+    assert not unwritten(log)
+    assert [file.read(count, end - count) for count in range(1, end, 7)] == before
+    assert log_bodies(node, 4) == expected
+    node.close()
+
+
+def test_a_job_in_a_thread_writes_what_only_the_journal_has() -> None:
+    """Also of topics that have no round in it; so does much of it."""
+    node = SharedNode(SimulatedDisk())
+    logs = list(node.node.logs.values())[1:]
+    node.share(b"a")
+    assert all(map(unwritten, logs))
+    node.node.commit([])
+    node.jobs.run_all()
+    assert not any(map(unwritten, logs))
+    for _ in range(30):
+        node.share(bytes(50_000))
+        assert sum(map(unwritten, logs)) < 1_300_000
+    node.close()
+
+
+@pytest.mark.parametrize("operation", ["write", "sync"])
+def test_a_segment_that_fails_later_is_followed_by_another(operation: str) -> None:
+    """What the journal has for it is written again; the other topics know nothing of it."""
+    node = SharedNode(SimulatedDisk())
     assert [one.error for one in node.share(b"a")] == [None] * 4
-    assert len(node.jobs.writes) == 5
+    node.disk.fail(errno.EIO, only=[operation], name="t2.log.*")
+    for log in node.node.logs.values():
+        log.sync()
+    node.jobs.run_all()
     assert [len(log.segments) for log in node.node.logs.values()] == [1, 1, 2, 1, 1]
+    assert log_bodies(node, 3)[-1] == b"at2"
     assert [one.error for one in node.share(b"b")] == [None] * 4
     for _ in range(10):
         disk = node.disk.after_power_loss()
@@ -292,22 +357,24 @@ def test_a_segment_that_fails_is_followed_by_another() -> None:
     node.close()
 
 
-def test_a_segment_that_cannot_be_followed_refuses_its_topic_alone() -> None:
-    """Journal or not: the publishers of the others have their answers."""
-    for journal_fails in (False, True):
-        node = SharedNode(SimulatedDisk())
-        node.disk.fail(errno.EIO, forever=True, only=["write"], name="t2.log.*")
-        if journal_fails:
-            node.disk.fail(errno.EIO, only=["sync"], name="trionsq.journal*")
-        assert [bool(one.error) for one in node.share(b"a")] == [False, True, False, False]
-        node.disk.heal()
-        node.node.retry()
-        node.jobs.run_all()
-        assert [one.error for one in node.share(b"b")] == [None] * 4
-        for _ in range(10):
-            found = stored(node.disk.after_power_loss())
-            assert shared(b"first") | shared(b"b") | shared(b"a") - {b"at2"} <= found
-        node.close()
+def test_a_segment_that_cannot_be_followed_costs_nothing_that_was_answered() -> None:
+    """The journal keeps it; its topic refuses new ones until the disk works again."""
+    node = SharedNode(SimulatedDisk())
+    assert [one.error for one in node.share(b"a")] == [None] * 4
+    node.disk.fail(errno.EIO, forever=True, only=["write"], name="t2.log.*")
+    node.node.commit([])
+    node.jobs.run_all()
+    assert [bool(one.error) for one in node.share(b"b")] == [False, True, False, False]
+    for _ in range(10):
+        assert shared(b"first") | shared(b"a") <= stored(node.disk.after_power_loss())
+    node.disk.heal()
+    node.node.retry()
+    node.jobs.run_all()
+    assert [one.error for one in node.share(b"c")] == [None] * 4
+    for _ in range(10):
+        found = stored(node.disk.after_power_loss())
+        assert shared(b"first") | shared(b"a") | shared(b"b") - {b"bt2"} | shared(b"c") <= found
+    node.close()
 
 
 def test_the_next_writes_begin_before_the_answers() -> None:

@@ -4,7 +4,8 @@ The records go to their segments as well, not yet synced. A journal that is full
 segments are synced a few with each job, and when all are, it goes. A journal that failed is never
 written to again, and the rounds that it should have had are made durable each for itself.
 
-Small rounds that begin no file are a few writes, which the system may do by itself, all at once.
+Small rounds that begin no file are one write, to a segment or a journal, which the system may do by
+itself. What a journal alone has then is in memory as well, for readers, until a thread writes it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from trionsq.disk import Disk, DiskFile, close_quietly
 from trionsq.histogram import Histogram
-from trionsq.storage.folder import DiskWrite, error_text
+from trionsq.storage.folder import error_text
 from trionsq.storage.log.journal import (
     JOURNAL_HEADER_BYTES,
     SPARE_JOURNAL,
@@ -30,6 +31,7 @@ from trionsq.storage.log.journal import (
     journal_number,
 )
 from trionsq.storage.log.roundjob import RoundJob
+from trionsq.storage.log.segmentfile import DiskWrite
 
 __all__ = ["DEFAULT_JOURNAL_BYTES", "Journals"]
 
@@ -42,6 +44,8 @@ _MIN_TOPICS: Final = 3
 _MAX_ROUND_BYTES: Final = 1 << 20
 # Encoding so much takes the event loop less than a millisecond.
 _MAX_DIRECT_BYTES: Final = 256 * 1024
+# So much is in a journal, and in no segment.
+_MAX_UNWRITTEN_BYTES: Final = 1 << 20
 # The file grows in such steps: an fsync that changes no size costs a fifth.
 _STEP_BYTES: Final = 1 << 20
 # Full or failed journals whose segments are being synced; with more there is no new one.
@@ -91,7 +95,7 @@ class _Journal(Generic[_Log]):
         if end > self._allocated:
             self._allocated = end + self._step - end % self._step
             data += bytes(self._allocated - end)
-        return DiskWrite(self._file, data, self.offset, is_durable=True)
+        return DiskWrite(self._file, data, self.offset)
 
     def end_write(self) -> None:
         """Note that the write of `encode` has ended."""
@@ -118,7 +122,7 @@ class _Journal(Generic[_Log]):
 class Journals(Generic[_Log]):
     """The journals of a node, for one thread at a time.
 
-    The methods block, except `encode`, `end_writes` and `logs_to_sync`.
+    The methods block, except `encode`, `end_write`, `pop_unwritten` and `logs_to_sync`.
     """
 
     def __init__(self, disk: Disk, fsync_s: Histogram, max_bytes: int) -> None:
@@ -130,8 +134,10 @@ class Journals(Generic[_Log]):
         self._old: list[_Journal[_Log]] = []
         self._has_spare = False
         self._began_s = 0.0
-        # The journal that `encode` has used.
+        # The journal that `encode` has used; what it alone has: about so much, of these logs.
         self._used: _Journal[_Log] | None = None
+        self._unwritten_nbytes = 0
+        self._unwritten: dict[_Log, None] = {}
 
     def __repr__(self) -> str:
         return f"<Journals {self._present and self._present.name} old={len(self._old)}>"
@@ -164,7 +170,8 @@ class Journals(Generic[_Log]):
         try:
             journal = self._present or self._begin()
             self._began_s = time.perf_counter()
-            journal.encode(pieces).perform()
+            write = journal.encode(pieces)
+            write.file.write_durably(write.data, write.offset)
         except OSError as error:
             self._replace_present(jobs, error)
         else:
@@ -187,55 +194,56 @@ class Journals(Generic[_Log]):
         for job in jobs:
             job.sync()
 
-    def encode(self, jobs: Sequence[RoundJob[_Log]]) -> list[DiskWrite] | None:
-        """Return writes that make rounds durable; None if it takes more than that.
+    def encode(self, jobs: Sequence[RoundJob[_Log]]) -> DiskWrite | None:
+        """Return the one write that makes rounds durable; None if it takes more than that.
 
-        Those to segments come first, in order. `end_writes` or `rescue_writes` follows.
+        `end_write` or `rescue_write` follows. Rounds that share a journal are only there for now:
+        so they cost no other write, and later one for many rounds.
         """
         if sum(job.nbytes for job in jobs) > _MAX_DIRECT_BYTES:
             return None
-        is_shared = self._takes(len(jobs))
+        is_shared = self._takes(len(jobs)) and self._unwritten_nbytes < _MAX_UNWRITTEN_BYTES
         journal = self._used = self._present if is_shared else None
-        if is_shared and journal is None:
+        if journal is None and len(jobs) != 1:
             return None
-        writes: list[DiskWrite] = []
+        write: DiskWrite | None = None
         for job in jobs:
-            write = job.encode(sync=not is_shared) if job.may_be_shared else None
+            write = job.encode(sync=journal is None) if job.may_be_shared else None
             if write is None:
                 return None
-            writes.append(write)
         if journal is not None:
             self._began_s = time.perf_counter()
-            writes.append(journal.encode([job.copy() for job in jobs]))
-        return writes
+            write = journal.encode([job.copy() for job in jobs])
+        return write
 
-    def end_writes(self, jobs: Sequence[RoundJob[_Log]]) -> None:
-        """Note that the writes of `encode` have ended."""
+    def end_write(self, jobs: Sequence[RoundJob[_Log]]) -> None:
+        """Note that the write of `encode` has ended."""
+        journal = self._used
         for job in jobs:
-            job.end_write()
+            job.end_write(sync=journal is None)
             job.finish()
-        if self._used is not None:
-            self._end_write(self._used, jobs)
+        if journal is not None:
+            self._unwritten_nbytes += sum(job.nbytes for job in jobs)
+            self._unwritten.update((job.log, None) for job in jobs)
+            self._end_write(journal, jobs)
 
-    def rescue_writes(
-        self, jobs: Sequence[RoundJob[_Log]], errors: Sequence[Exception | None]
-    ) -> None:
-        """Make rounds durable of which writes have failed: ``errors`` are those of `encode`'s."""
-        whole: list[RoundJob[_Log]] = []
-        for job, error in zip(jobs, errors, strict=False):
-            if error is None:
-                job.end_write()
-                whole.append(job)
-            else:
-                job.rescue_write(error)
-        if self._used is not None:
-            error = errors[-1]
-            if error is None:
-                self._end_write(self._used, whole)
-            else:
-                self._replace_present(whole, error)
+    def rescue_write(self, jobs: Sequence[RoundJob[_Log]], error: Exception) -> None:
+        """Make rounds durable in another way: the write of `encode` has failed."""
+        if self._used is None:
+            (job,) = jobs
+            job.rescue_write(error)
+        else:
+            for job in jobs:
+                job.end_write(sync=False)
+            self._replace_present(jobs, error)
         for job in jobs:
             job.finish()
+
+    def pop_unwritten(self) -> list[_Log]:
+        """Return the logs of which only a journal has some; they are to be written now."""
+        logs, self._unwritten = [*self._unwritten], {}
+        self._unwritten_nbytes = 0
+        return logs
 
     def _begin(self) -> _Journal[_Log]:
         """Make a journal, whose name is durable, of the spare one if there is one."""

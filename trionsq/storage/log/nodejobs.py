@@ -2,8 +2,8 @@
 
 There is one at a time. What the event loop asks for meanwhile is the next one. If that is much, the
 same thread takes it, and the disk does not wait for a turn of the event loop. If it is little, the
-event loop begins it, and by then it is more. A job that is nothing but writes needs no thread if
-the system writes by itself; the next one begins before the publishers of this one have answers.
+event loop begins it, and by then it is more. A job that is one write needs no thread if the system
+writes by itself; the next one begins before the publishers of this one have their answers.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from typing import Final
 
 from trionsq.core.batch import MessageBatch
 from trionsq.core.round import Round
-from trionsq.storage.folder import Background, DiskWrite, Job, JobDone
+from trionsq.storage.folder import Background, Job, JobDone
 from trionsq.storage.log.journals import Journals
 from trionsq.storage.log.roundjob import RoundJob
 from trionsq.storage.log.rows import Change, State, StateError, numbers_added
+from trionsq.storage.log.segmentfile import DiskWrite
 from trionsq.storage.log.topiclog import TopicLog
 
 __all__ = ["NodeJob", "NodeJobs"]
@@ -61,8 +62,8 @@ class NodeJob:
         """Whether some of it was not done."""
         return self.failure is not None or any(job.error for job in self.rounds)
 
-    def direct_writes(self, journals: Journals[TopicLog]) -> list[DiskWrite] | None:
-        """Return the writes that the job is; None if there is more to do."""
+    def single_write(self, journals: Journals[TopicLog]) -> DiskWrite | None:
+        """Return the write that the job is; None if there is more to do."""
         if self.changes or self.committed is not None:
             return None
         return journals.encode(self.rounds)
@@ -170,13 +171,14 @@ class NodeJobs:
                 self._run_series(job)
 
     def _write_directly(self, job: NodeJob) -> bool:
-        """Begin a job that is nothing but writes; return False if it is more."""
+        """Begin a job that is one write; return False if it is more."""
         if not self._background.writes_directly:
             return False
-        writes = job.direct_writes(self._journals)
-        if writes is None:
+        write = job.single_write(self._journals)
+        if write is None:
             return False
-        self._background.submit_writes(writes, partial(self._end_writes, job))
+        ended = partial(self._end_write, job)
+        self._background.submit_write(write.file, write.data, write.offset, ended)
         return True
 
     def _run_series(self, first: NodeJob) -> None:
@@ -242,17 +244,20 @@ class NodeJobs:
         for one in job.rounds:
             if one.log.number in without_row:
                 one.error = OSError(str(job.failure))  # the disk's, not a defect of ours
+        logs = {one.log for one in job.rounds}
+        unwritten = self._journals.pop_unwritten()
+        job.rounds += [log_.new_round() for log_ in unwritten if log_ not in logs]
         self._journals.write([one for one in job.rounds if one.error is None])
         job.logs_to_sync = self._journals.logs_to_sync()
 
-    def _end_writes(self, job: NodeJob, errors: Sequence[Exception | None]) -> None:
-        """Hear that the writes of a job have ended."""
-        if any(errors):
+    def _end_write(self, job: NodeJob, error: Exception | None) -> None:
+        """Hear that the one write of a job has ended."""
+        if error is not None:
             job.is_last = True
-            rescue = partial(self._journals.rescue_writes, job.rounds, errors)
+            rescue = partial(self._journals.rescue_write, job.rounds, error)
             self._background.submit(rescue, partial(self._end, job))
             return
-        self._journals.end_writes(job.rounds)
+        self._journals.end_write(job.rounds)
         job.logs_to_sync = self._journals.logs_to_sync()
         # The disk need not wait until the publishers have their answers.
         following = self._take_job() if self._commits < _COMMITS_PER_CHECKPOINT else None

@@ -7,11 +7,10 @@ from typing import Generic, Protocol, TypeVar
 
 from trionsq.core.batch import MessageBatch
 from trionsq.core.round import Round
-from trionsq.storage.folder import DiskWrite
 from trionsq.storage.log.journal import JournalPiece
 from trionsq.storage.log.logreader import ReadHost
 from trionsq.storage.log.rows import Change
-from trionsq.storage.log.segmentfile import RoundWrite, SegmentFile, end_of
+from trionsq.storage.log.segmentfile import DiskWrite, RoundWrite, SegmentFile, end_of
 from trionsq.storage.log.segmentwriter import SegmentWriter
 from trionsq.storage.log.storedkeys import StoredKeys
 from trionsq.storage.log.tailcache import TailCache
@@ -136,22 +135,23 @@ class RoundJob(Generic[_Log]):
             self.error = error
 
     def encode(self, *, sync: bool) -> DiskWrite | None:
-        """Return the one write that the round is; None if it takes more than that.
+        """Return the one write that makes the round durable; None if it takes more than that.
 
-        With ``sync`` it makes the round durable. `end_write` or `rescue_write` follows.
+        Without ``sync`` a journal does that, and nothing is written now. `end_write` follows, or
+        `rescue_write`.
         """
         self._write = self._writer.encode_round(self.entries, sync=sync)
         return None if self._write is None else self._write.write
 
     def copy(self) -> JournalPiece:
-        """Return what a journal needs of the write of `encode`."""
+        """Return what a journal needs of what `encode` has returned."""
         assert self._write is not None
         return self._writer.copy_of(self._write.write)
 
-    def end_write(self) -> None:
-        """Note that the write of `encode` has ended."""
+    def end_write(self, *, sync: bool) -> None:
+        """Note that what `encode` has returned is durable; without ``sync``: in a journal."""
         assert self._write is not None
-        self._writer.end_write(self._write)
+        self._writer.end_write(self._write, sync=sync)
         self.written = self._write.records
 
     def rescue_write(self, error: Exception) -> None:
@@ -173,7 +173,7 @@ class RoundJob(Generic[_Log]):
         return pieces
 
     def sync(self) -> None:
-        """Make durable what `append` has written, or the write of `encode`."""
+        """Make durable what `append` has written, or what `end_write` was told of."""
         if self.error is None:
             try:
                 self._writer.sync_round(self.written)

@@ -17,17 +17,18 @@ from typing import Final
 from trionsq.core.batch import MessageBatch
 from trionsq.disk import Disk, DiskFile, close_quietly
 from trionsq.histogram import Histogram
-from trionsq.storage.folder import DiskWrite
 from trionsq.storage.log.batches import encode_record, join_entries
 from trionsq.storage.log.format import SEGMENT_HEADER_BYTES, SegmentHeader
 from trionsq.storage.log.journal import JournalPiece
 from trionsq.storage.log.names import draft_name, segment_name
 from trionsq.storage.log.segmentfile import (
+    DiskWrite,
     RoundWrite,
     SegmentFile,
     end_of,
     sequences_of,
     size_with_room,
+    write_with_room,
 )
 from trionsq.storage.log.segments import SparseIndex
 
@@ -154,9 +155,9 @@ class SegmentWriter:
     def encode_round(
         self, entries: Sequence[tuple[MessageBatch, int]], *, sync: bool
     ) -> RoundWrite | None:
-        """Return the one write that a small round is; None if it takes more.
+        """Return the one write that makes a small round durable; None if it takes more.
 
-        With ``sync`` the write makes it durable. Nothing else is written until `end_write` or
+        Without ``sync`` a journal does that, and nothing is written now. `end_write` follows, or
         `rescue_write`.
         """
         if self._file is None or (sync and self._unsynced):
@@ -172,7 +173,7 @@ class SegmentWriter:
             end += sum(map(len, record))
         if sync:
             pieces.append(bytes(self._size_with_room(offset, end) - end))
-        write = DiskWrite(self._file, b"".join(pieces), offset, is_durable=sync)
+        write = DiskWrite(self._file, b"".join(pieces), offset)
         return RoundWrite(write, end, records, time.perf_counter())
 
     def _size_with_room(self, offset: int, end: int) -> int:
@@ -186,30 +187,28 @@ class SegmentWriter:
         of = self.segment.header
         return JournalPiece(self._number, of.first_sequence, of.salt, write.offset, write.data)
 
-    def end_write(self, ended: RoundWrite) -> None:
-        """Note that a write of `encode_round` has ended."""
-        write = ended.write
+    def end_write(self, ended: RoundWrite, *, sync: bool) -> None:
+        """Note that a round of `encode_round` is durable; without ``sync``: in a journal."""
+        write, segment = ended.write, self.segment
+        assert segment is not None
         self._offset = ended.end
-        self._size = max(self._size, write.offset + len(write.data))
-        if write.is_durable:
+        if sync:
+            self._size = max(self._size, write.offset + len(write.data))
             self._fsync_s.observe(time.perf_counter() - ended.began_s)
             self._synced = self._offset
             self._safe = end_of(ended.records[-1])
-        else:
-            self._unsynced += ended.records
+            return
+        self._unsynced += ended.records
+        segment.keep_unwritten(write.data, write.offset)
 
     def rescue_write(self, failed: RoundWrite, error: Exception) -> None:
-        """Make a round durable whose write failed with ``error``.
-
-        Raises:
-            OSError: none of it counts. What counted before still does.
-        """
+        """Make a round durable whose write failed with ``error``; raises as `write_round`."""
         write, nbytes = failed.write, failed.end - failed.write.offset
         if nbytes < len(write.data) and getattr(error, "errno", None) == errno.ENOSPC:
             write = write._replace(data=write.data[:nbytes])
             with suppress(OSError):
-                write.perform()  # there may be space for what counts
-                self.end_write(failed._replace(write=write))
+                write.file.write_durably(write.data, write.offset)  # what counts may have space
+                self.end_write(failed._replace(write=write), sync=True)
                 return
         self._rescue(list(self._unsynced), failed.records)
 
@@ -317,26 +316,26 @@ class SegmentWriter:
     def _write(
         self, pieces: list[bytes], copies: list[JournalPiece] | None, *, with_room: bool
     ) -> None:
-        if pieces:
-            assert self._file is not None
-            data = b"".join(pieces)
-            end = self._offset + len(data)
-            size = self._size_with_room(self._offset, end) if with_room else end
-            try:
-                self._file.write(data + bytes(size - end), self._offset)
-            except OSError as error:
-                if size == end or error.errno != errno.ENOSPC:
-                    raise
-                size = end
-                self._file.write(data, self._offset)  # there may be space for what counts
-            self._size = max(self._size, size)
-            if copies is not None:
-                copies.append(self.copy_of(DiskWrite(self._file, data, self._offset, False)))
-            self._offset += len(data)
+        """Write records, behind those that are not in the file yet."""
+        segment, file = self.segment, self._file
+        unwritten = None if file is None or segment is None else segment.unwritten
+        if file is None or segment is None or not (pieces or unwritten):
+            return
+        offset, data = self._offset, b"".join(pieces)
+        end = offset + len(data)
+        room = self._size_with_room(offset, end) - end if with_room else 0
+        start, parts = unwritten or (offset, [])
+        room = write_with_room(file, b"".join([*parts, data]), room, start)
+        segment.unwritten = None
+        self._size = max(self._size, end + room)
+        if copies is not None and pieces:
+            copies.append(self.copy_of(DiskWrite(file, data, offset)))
+        self._offset = end
 
     def _sync(self) -> None:
         if not self._unsynced:
             return
+        self._write([], None, with_room=False)
         assert self._file is not None
         began_s = time.perf_counter()
         self._file.sync()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from operator import itemgetter
 from random import Random
 from typing import Final
 
@@ -24,7 +23,7 @@ from trionsq.core.queue import BackendError
 from trionsq.core.round import Round
 from trionsq.core.subscription import Delivery, Subscription
 from trionsq.core.topic import TopicState
-from trionsq.storage.folder import DataFolder, DiskWrite, WritesDone
+from trionsq.storage.folder import DataFolder
 from trionsq.storage.log.cursor import Cursor
 from trionsq.storage.log.names import parse_segment_name
 from trionsq.storage.log.node import LogNode
@@ -48,24 +47,6 @@ PATIENCE: Final = 2
 _WINDOW_NS: Final = 10**15
 _MAX_KEYS: Final = 100_000
 _MAX_TURNS: Final = 2_000
-
-
-class _Jobs(HeldBackground):
-    """Writes that are submitted together end in any order."""
-
-    def __init__(self, random: Random) -> None:
-        super().__init__()
-        self._random = random
-
-    def submit_writes(self, writes: Sequence[DiskWrite], done: WritesDone) -> None:
-        places = self._random.sample(range(len(writes)), len(writes))
-
-        def ended(errors: Sequence[Exception | None]) -> None:
-            done(
-                [error for _, error in sorted(zip(places, errors, strict=True), key=itemgetter(0))]
-            )
-
-        super().submit_writes([writes[place] for place in places], ended)
 
 
 class Consumer:
@@ -177,14 +158,14 @@ class World:
         self.retain_bytes = random.choice((0, 0, 600, 3_000))
         # Of what threads do; it leaves the story of a seed as it is.
         self._threads = Random(random.getstate()[1][0])
-        self.jobs = _Jobs(self._threads)
+        self.jobs = HeldBackground()
         self._ids_after_ns = 0
 
     # A start
 
     def open(self) -> None:
         """Start on the present disk; compare what is there with what must be."""
-        self.jobs = _Jobs(self._threads)
+        self.jobs = HeldBackground()
         self.jobs.writes_directly = self._threads.random() < 0.5
         self.topics = {}
         folder = DataFolder(self.disk, self.jobs)
