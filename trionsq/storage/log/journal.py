@@ -1,7 +1,7 @@
 """Journals as bytes: copies of what was written to segments, each with the place that it has there.
 
-A piece is written to its segment at the same time, so replaying it, however often, changes nothing
-but what a crash has torn. The bytes, one by one: docs/log-format.md. Pure.
+A piece is written to its segment as well, then or later, so replaying it, however often, changes
+nothing but what a crash has torn or held up. The bytes, one by one: docs/log-format.md. Pure.
 """
 
 from __future__ import annotations

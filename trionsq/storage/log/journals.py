@@ -1,6 +1,6 @@
 """Rounds of several topics in one job: one fsync of a journal makes small ones durable together.
 
-The records go to their segments as well, not yet synced. A journal that is full gets no more; its
+The records go to their segments as well, then or later, not yet synced. A journal that is full gets no more; its
 segments are synced a few with each job, and when all are, it goes. A journal that failed is never
 written to again, and the rounds that it should have had are made durable each for itself.
 
