@@ -1,8 +1,9 @@
 """Rounds of several topics in one job: one fsync of a journal makes small ones durable together.
 
-The records go to their segments as well, then or later, not yet synced. A journal that is full gets no more; its
-segments are synced a few with each job, and when all are, it goes. A journal that failed is never
-written to again, and the rounds that it should have had are made durable each for itself.
+The records go to their segments as well, then or later, not yet synced. A journal that is full gets
+no more; its segments are synced a few with each job, and when all are, it goes. A journal that
+failed is never written to again, and the rounds that it should have had are made durable each for
+itself.
 
 Small rounds that begin no file are one write, to a segment or a journal, which the system may do by
 itself. What a journal alone has then is in memory as well, for readers, until a thread writes it.
