@@ -39,7 +39,7 @@ __all__ = ["DEFAULT_JOURNAL_BYTES", "Journals"]
 log = logging.getLogger("trionsq")
 
 DEFAULT_JOURNAL_BYTES: Final = 16 * 1024 * 1024
-# Fewer topics are as quick one by one.
+# Fewer topics begin no journal: they are as quick one by one.
 _MIN_TOPICS: Final = 3
 # Larger rounds go to their segments alone: they would be written twice.
 _MAX_ROUND_BYTES: Final = 1 << 20
@@ -148,7 +148,7 @@ class Journals(Generic[_Log]):
         self._used = None
         shared = [job for job in jobs if job.may_be_shared]
         nbytes = sum(job.nbytes for job in shared)
-        if not self._takes(len(shared)) or nbytes > _MAX_ROUND_BYTES:
+        if len(shared) < _MIN_TOPICS or nbytes > _MAX_ROUND_BYTES or len(self._old) >= _MAX_OLD:
             shared = []
         alone = set(jobs).difference(shared)
         for job in jobs:
@@ -159,10 +159,6 @@ class Journals(Generic[_Log]):
         for job in jobs:
             job.finish()
         self._drop_old()
-
-    def _takes(self, count: int) -> bool:
-        """Whether rounds of so many topics share a journal."""
-        return count >= _MIN_TOPICS and len(self._old) < _MAX_OLD
 
     def _share(self, jobs: Sequence[RoundJob[_Log]]) -> None:
         pieces: list[JournalPiece] = []
@@ -201,21 +197,21 @@ class Journals(Generic[_Log]):
         `end_write` or `rescue_write` follows. Rounds that share a journal are only there for now:
         so they cost no other write, and later one for many rounds.
         """
-        if sum(job.nbytes for job in jobs) > _MAX_DIRECT_BYTES:
+        self._used = None
+        nbytes = sum(job.nbytes for job in jobs)
+        if nbytes > _MAX_DIRECT_BYTES or not all(job.may_be_shared for job in jobs):
             return None
-        is_shared = self._takes(len(jobs)) and self._unwritten_nbytes < _MAX_UNWRITTEN_BYTES
-        journal = self._used = self._present if is_shared else None
-        if journal is None and len(jobs) != 1:
+        if len(jobs) == 1 and (write := jobs[0].encode(sync=True)) is not None:
+            return write
+        journal = self._present
+        if journal is None or self._unwritten_nbytes + nbytes > _MAX_UNWRITTEN_BYTES:
             return None
-        write: DiskWrite | None = None
         for job in jobs:
-            write = job.encode(sync=journal is None) if job.may_be_shared else None
-            if write is None:
+            if job.encode(sync=False) is None:
                 return None
-        if journal is not None:
-            self._began_s = time.perf_counter()
-            write = journal.encode([job.copy() for job in jobs])
-        return write
+        self._used = journal
+        self._began_s = time.perf_counter()
+        return journal.encode([job.copy() for job in jobs])
 
     def end_write(self, jobs: Sequence[RoundJob[_Log]]) -> None:
         """Note that the write of `encode` has ended."""
