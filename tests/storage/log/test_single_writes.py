@@ -163,8 +163,8 @@ def test_a_segment_that_is_full_is_followed_by_a_job() -> None:
 
 
 def test_what_only_a_journal_has_is_synced_first() -> None:
-    """A single write makes nothing durable but itself: behind a shared round it goes to the journal,
-    too, and when that goes nothing is lost."""
+    """A single write makes nothing durable but itself: behind a shared round it goes to the
+    journal, too, and when that goes nothing is lost."""
     node = Node(SimulatedDisk(), topics=4)
     node.node.commit([])
     for number, topic in enumerate(node.topics):
