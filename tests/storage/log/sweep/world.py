@@ -622,7 +622,8 @@ class World:
     def sync(self) -> None:
         """What happens every --sync-timeout."""
         for topic in self.topics.values():
-            topic.log.sync()
+            if topic.log in self.node.folder.changed:  # what `always` lacks, a journal has
+                topic.log.sync()
 
     def note_synced(self) -> None:
         """In `interval` what was acknowledged is durable when nothing is unsynced."""
@@ -635,6 +636,9 @@ class World:
 
     def settle(self, jobs: int | None = None) -> None:
         """Run jobs (None: all), and what they wake."""
+        for topic in self.topics.values():
+            if self._threads.random() < 0.1:
+                topic.log.cache.evict_batch()  # what comes next has to be read
         for _ in range(_MAX_TURNS):
             moved = self._turn()
             if self.jobs and (jobs is None or jobs > 0):
