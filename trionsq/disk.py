@@ -22,6 +22,7 @@ __all__ = [
     "DiskFile",
     "FolderLock",
     "FolderLockError",
+    "ReadableFile",
     "RealDisk",
     "RealFile",
     "close_quietly",
@@ -39,8 +40,21 @@ _PIECE_BYTES: Final = 1 << 20
 _sync_content: Final = getattr(os, "fdatasync", os.fsync)
 
 
-class DiskFile(Protocol):
+class ReadableFile(Protocol):
     """An open file. Every call may raise OSError, with the path as its ``filename``."""
+
+    def read(self, max_bytes: int, offset: int) -> bytes:
+        """Return up to ``max_bytes`` bytes; fewer only at the end of the file."""
+
+    def size(self) -> int:
+        """Return the size in bytes."""
+
+    def close(self) -> None:
+        """Release the file. It is closed even after an error."""
+
+
+class DiskFile(ReadableFile, Protocol):
+    """An open file that may be written to."""
 
     def write(self, data: bytes, offset: int) -> None:
         """Write all of ``data``. After an error the file may hold any part of it."""
@@ -51,20 +65,11 @@ class DiskFile(Protocol):
         After an error the file may hold any part of it, and any part of that may be durable.
         """
 
-    def read(self, max_bytes: int, offset: int) -> bytes:
-        """Return up to ``max_bytes`` bytes; fewer only at the end of the file."""
-
-    def size(self) -> int:
-        """Return the size in bytes."""
-
     def truncate(self, size: int) -> None:
         """Cut the file, or extend it with zeros, to ``size`` bytes."""
 
     def sync(self) -> None:
         """Make the content durable. After an error any part of it may be durable."""
-
-    def close(self) -> None:
-        """Release the file. It is closed even after an error."""
 
 
 class Disk(Protocol):
@@ -100,7 +105,7 @@ class Disk(Protocol):
         """Return how many bytes can still be written."""
 
 
-def close_quietly(file: DiskFile) -> None:
+def close_quietly(file: ReadableFile) -> None:
     """Close a file whose content need not become durable: an error is only logged."""
     try:
         file.close()

@@ -28,6 +28,7 @@ async def make_backup(
     """
     node = await logs.ensure_node()
     await logs.take_snapshots()
+    node.commit([])  # what only a journal has goes to its segment
     if (error := await logs.commit()) is not None:
         raise BackupError(error)
     try:

@@ -271,10 +271,12 @@ class Topic:
 
     def _try_again(self) -> None:
         """Let the fan-out and all waiting publishers try again."""
-        self._may_try_again.set()
-        self._may_try_again = trio.Event()
+        if self._seekers is not None:  # somebody has waited
+            self._may_try_again.set()
+            self._may_try_again = trio.Event()
         self.core.retry()
-        self._mover.wake()
+        if self.core.can_pump:
+            self._mover.wake()
 
     def channel(self, name: str, begin_at: int | None = None) -> Channel:
         """Return the channel of that name; create it if there is none. The name must be valid.

@@ -134,8 +134,8 @@ class Ring:
             if result < 0:
                 done(_os_error(-result))
             elif result < len(data):
-                # The disk is full, or a limit was met: a further write would say which.
-                done(_os_error(errno.EIO))
+                # Or a limit was met: a further write would say which.
+                done(_os_error(errno.ENOSPC))
             else:
                 done(None)
 

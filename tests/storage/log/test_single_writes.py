@@ -6,6 +6,7 @@ import errno
 
 import pytest
 
+from trionsq.core.batch import Segment
 from trionsq.core.ids import IdSource
 from trionsq.core.round import Round
 from trionsq.core.topic import TopicState
@@ -14,6 +15,9 @@ from trionsq.storage.folder import DataFolder, JobDone
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.opening import open_logs
 from trionsq.storage.log.rows import UpdateTopic
+from trionsq.storage.log.runs import read_run
+from trionsq.storage.log.segmentfile import open_segment
+from trionsq.storage.log.topiclog import TopicLog
 from trionsq.testing.background import HeldBackground
 from trionsq.testing.disk import Crashed, SimulatedDisk
 from trionsq.testing.logstate import MemoryState
@@ -23,10 +27,10 @@ NOW_NS = 1_700_000_000_000_000_000
 
 
 class WatchedBackground(HeldBackground):
-    """Counts single writes.
+    """Counts what the system writes by itself.
 
     Attributes:
-        writes: the sizes of them in bytes.
+        writes: the sizes in bytes.
     """
 
     def __init__(self) -> None:
@@ -159,8 +163,8 @@ def test_a_segment_that_is_full_is_followed_by_a_job() -> None:
 
 
 def test_what_only_a_journal_has_is_synced_first() -> None:
-    """A single write makes nothing durable but itself: behind a shared round it is a job, and when
-    the journal goes nothing is lost."""
+    """A single write makes nothing durable but itself: behind a shared round it goes to the
+    journal, too, and when that goes nothing is lost."""
     node = Node(SimulatedDisk(), topics=4)
     node.node.commit([])
     for number, topic in enumerate(node.topics):
@@ -168,7 +172,9 @@ def test_what_only_a_journal_has_is_synced_first() -> None:
     node.jobs.run_all()
     assert node.node.logs[1].has_unsynced
     node.publish(b"single")
-    assert node.jobs.writes == []
+    assert len(node.jobs.writes) == 1
+    assert node.node.logs[1].has_unsynced
+    assert unwritten(node.node.logs[1])
     for at in range(40):
         node.publish(b"%d" % at + b"y" * 200)
     assert len(node.jobs.writes) > 30
@@ -226,3 +232,192 @@ def test_a_crash_at_any_operation_takes_nothing_that_was_acknowledged(
             pass
         disk = node.disk.after_power_loss() if has_lost_power else node.disk.after_kill()
         assert safe <= stored(disk)
+
+
+# Rounds of several topics
+
+
+class SharedNode(Node):
+    """A node with a journal, and with five topics of which each has a segment."""
+
+    def __init__(self, disk: SimulatedDisk) -> None:
+        super().__init__(disk, topics=5)
+        self.share(b"first")  # begins the journal
+
+    def share(self, body: bytes) -> list[Round]:
+        """Publish to all topics but the first in one job; it begins when that has had its own."""
+        rounds = [topic.publish(ListBodies([body + topic.name.encode()]), NOW_NS)
+                  for topic in self.topics]  # fmt: skip
+        self.jobs.writes.clear()
+        self.jobs.run_all()
+        return [one for one in rounds[1:] if one is not None]
+
+
+def shared(body: bytes) -> set[bytes]:
+    return {b"%st%d" % (body, number) for number in range(1, 5)}
+
+
+def test_a_small_round_of_several_topics_is_one_write_to_the_journal() -> None:
+    """Segments get it later, in one write for many rounds; no crash takes what was answered."""
+    node = SharedNode(SimulatedDisk(logged=True))
+    at = len(node.disk.log)
+    assert [one.error for one in node.share(b"a")] == [None] * 4
+    assert [one.error for one in node.share(b"b")] == [None] * 4
+    assert len(node.jobs.writes) == 1
+    written = [name for operation, name in node.disk.log[at:] if operation == "write"]
+    assert not [name for name in written if name[:3] in ("t1.", "t2.", "t3.")][3:]
+    for _ in range(10):
+        for disk in (node.disk.after_power_loss(), node.disk.after_kill()):
+            assert shared(b"first") | shared(b"a") | shared(b"b") <= stored(disk)
+    node.close()
+
+
+@pytest.mark.parametrize("operation", ["write", "sync"])
+def test_a_journal_that_fails_costs_nobody_an_answer(operation: str) -> None:
+    """Each topic is synced for itself, and what the journal had before stays safe."""
+    node = SharedNode(SimulatedDisk())
+    node.disk.fail(errno.EIO, only=[operation], name="trionsq.journal*")
+    assert [one.error for one in node.share(b"a")] == [None] * 4
+    assert node.disk.faults[operation] == 1
+    assert [one.error for one in node.share(b"b")] == [None] * 4
+    for _ in range(10):
+        disk = node.disk.after_power_loss()
+        assert shared(b"first") | shared(b"a") | shared(b"b") <= stored(disk)
+    node.close()
+
+
+def log_bodies(node: Node, number: int) -> list[bytes]:
+    """What a reader of a log finds in its segments."""
+    log = node.node.logs[number]
+    bodies: list[bytes] = []
+    at = 0
+    while at < log.safe_end:
+        run = read_run(log.part, at, log.safe_end, 1 << 20)
+        at = run.next
+        for one in run.parts:
+            assert isinstance(one, Segment)
+            bodies += map(bytes, one.batch.bodies.slice(one.first, one.last))
+    return bodies
+
+
+def unwritten(log: TopicLog) -> int:
+    """How many bytes are in the journal alone."""
+    found = log.segments[-1].unwritten
+    return 0 if found is None else len(b"".join(found[1]))
+
+
+def test_who_reads_a_log_finds_what_only_the_journal_has() -> None:
+    """From any place on, and also when it was written meanwhile."""
+    node = SharedNode(SimulatedDisk())
+    node.share(b"a")
+    expected = [b"x" * 2_000, b"firstt3", b"at3"]
+    log = node.node.logs[4]
+    assert unwritten(log)
+    assert log_bodies(node, 4) == expected
+    file = open_segment(node.disk, log.segments[-1])
+    end = log.segments[-1].end
+    before = [file.read(count, end - count) for count in range(1, end, 7)]
+    assert file.size() >= end
+    node.node.commit([])
+    node.jobs.run_all()
+    assert not unwritten(log)
+    assert [file.read(count, end - count) for count in range(1, end, 7)] == before
+    assert log_bodies(node, 4) == expected
+    node.close()
+
+
+def test_a_job_in_a_thread_writes_what_only_the_journal_has() -> None:
+    """Also of topics that have no round in it; so does much of it."""
+    node = SharedNode(SimulatedDisk())
+    logs = list(node.node.logs.values())[1:]
+    node.share(b"a")
+    assert all(map(unwritten, logs))
+    node.node.commit([])
+    node.jobs.run_all()
+    assert not any(map(unwritten, logs))
+    for _ in range(30):
+        node.share(bytes(50_000))
+        assert sum(map(unwritten, logs)) < 1_300_000
+    node.close()
+
+
+@pytest.mark.parametrize("operation", ["write", "sync"])
+def test_a_segment_that_fails_later_is_followed_by_another(operation: str) -> None:
+    """What the journal has for it is written again; the other topics know nothing of it."""
+    node = SharedNode(SimulatedDisk())
+    assert [one.error for one in node.share(b"a")] == [None] * 4
+    node.disk.fail(errno.EIO, only=[operation], name="t2.log.*")
+    for log in node.node.logs.values():
+        log.sync()
+    node.jobs.run_all()
+    assert [len(log.segments) for log in node.node.logs.values()] == [1, 1, 2, 1, 1]
+    assert log_bodies(node, 3)[-1] == b"at2"
+    assert [one.error for one in node.share(b"b")] == [None] * 4
+    for _ in range(10):
+        disk = node.disk.after_power_loss()
+        assert shared(b"first") | shared(b"a") | shared(b"b") <= stored(disk)
+    node.close()
+
+
+def test_a_segment_that_cannot_be_followed_costs_nothing_that_was_answered() -> None:
+    """The journal keeps it; its topic refuses new ones until the disk works again."""
+    node = SharedNode(SimulatedDisk())
+    assert [one.error for one in node.share(b"a")] == [None] * 4
+    node.disk.fail(errno.EIO, forever=True, only=["write"], name="t2.log.*")
+    node.node.commit([])
+    node.jobs.run_all()
+    assert [bool(one.error) for one in node.share(b"b")] == [False, True, False, False]
+    for _ in range(10):
+        assert shared(b"first") | shared(b"a") <= stored(node.disk.after_power_loss())
+    node.disk.heal()
+    node.node.retry()
+    node.jobs.run_all()
+    assert [one.error for one in node.share(b"c")] == [None] * 4
+    for _ in range(10):
+        found = stored(node.disk.after_power_loss())
+        assert shared(b"first") | shared(b"a") | shared(b"b") - {b"bt2"} | shared(b"c") <= found
+    node.close()
+
+
+def test_the_next_writes_begin_before_the_answers() -> None:
+    """The disk does not wait for the event loop; what is published in an answer comes later."""
+    node = Node(SimulatedDisk())
+    first, second = (node.topics[0].publish(ListBodies([body]), NOW_NS) for body in (b"a", b"b"))
+    assert first is not None
+    assert second is not None
+    writes: list[int] = []
+    first.when_done(lambda: writes.append(len(node.jobs.writes)))
+    node.jobs.run_one()
+    assert writes == [2]
+    assert not second.is_done
+    node.jobs.run_all()
+    assert second.error is None
+    assert {b"a", b"b"} <= stored(node.disk.after_power_loss())
+
+
+def test_a_round_makes_room_without_a_job() -> None:
+    """It is one write with zeros behind it; the rounds that follow change no size."""
+    node = Node(SimulatedDisk(logged=True))
+    sizes: set[int] = set()
+    jobs = node.jobs.submitted
+    for at in range(100):
+        node.publish(b"%03d" % at + bytes(200))
+        sizes.add(max(len(data) for name, data in node.disk.files().items() if ".log." in name))
+    assert node.jobs.submitted == jobs + 100
+    assert len(node.jobs.writes) == 100
+    assert 3 <= len(sizes) <= 6
+    assert {b"%03d" % at + bytes(200) for at in range(100)} <= stored(node.disk.after_power_loss())
+    node.close()
+
+
+def test_a_disk_without_space_for_room_takes_what_counts() -> None:
+    """The round is written once more without it, at the same place."""
+    node = Node(SimulatedDisk())
+    used = sum(map(len, node.disk.files().values()))
+    node.disk.capacity = used + 4_000
+    bodies = [b"%d" % at + bytes(1_500) for at in range(6)]
+    assert [node.publish(body).error for body in bodies] == [None] * 6
+    assert node.disk.faults["write"]
+    assert len(node.node.logs[1].segments) == 1
+    assert set(bodies) <= stored(node.disk.after_power_loss())
+    node.close()

@@ -1,7 +1,7 @@
 """Journals as bytes: copies of what was written to segments, each with the place that it has there.
 
-A piece is written to its segment at the same time, so replaying it, however often, changes nothing
-but what a crash has torn. The bytes, one by one: docs/log-format.md. Pure.
+A piece is written to its segment as well, then or later, so replaying it, however often, changes
+nothing but what a crash has torn or held up. The bytes, one by one: docs/log-format.md. Pure.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 from zlib import crc32
 
 from trionsq.storage.log.format import FormatError, UnsupportedError
@@ -50,8 +50,7 @@ _HEAD_BYTES: Final = len(_MARKER) + _CRC.size + _HEAD.size
 _NAME: Final = re.compile(r"trionsq\.journal\.([0-9]{8,20})\.dat")
 
 
-@dataclass(frozen=True, slots=True)
-class JournalPiece:
+class JournalPiece(NamedTuple):
     """What was written to a segment at once.
 
     Attributes:

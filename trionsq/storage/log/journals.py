@@ -1,8 +1,12 @@
 """Rounds of several topics in one job: one fsync of a journal makes small ones durable together.
 
-The records go to their segments as well, not yet synced. A journal that is full gets no more; its
-segments are synced a few with each job, and when all are, it goes. A journal that failed is never
-written to again, and the rounds that it should have had are made durable each for itself.
+The records go to their segments as well, then or later, not yet synced. A journal that is full gets
+no more; its segments are synced a few with each job, and when all are, it goes. A journal that
+failed is never written to again, and the rounds that it should have had are made durable each for
+itself.
+
+Small rounds that begin no file are one write, to a segment or a journal, which the system may do by
+itself. What a journal alone has then is in memory as well, for readers, until a thread writes it.
 """
 
 from __future__ import annotations
@@ -28,16 +32,21 @@ from trionsq.storage.log.journal import (
     journal_number,
 )
 from trionsq.storage.log.roundjob import RoundJob
+from trionsq.storage.log.segmentfile import DiskWrite
 
 __all__ = ["DEFAULT_JOURNAL_BYTES", "Journals"]
 
 log = logging.getLogger("trionsq")
 
 DEFAULT_JOURNAL_BYTES: Final = 16 * 1024 * 1024
-# Fewer topics are as quick one by one.
+# Fewer topics begin no journal: they are as quick one by one.
 _MIN_TOPICS: Final = 3
 # Larger rounds go to their segments alone: they would be written twice.
 _MAX_ROUND_BYTES: Final = 1 << 20
+# Encoding so much takes the event loop less than a millisecond.
+_MAX_DIRECT_BYTES: Final = 256 * 1024
+# So much is in a journal, and in no segment.
+_MAX_UNWRITTEN_BYTES: Final = 1 << 20
 # The file grows in such steps: an fsync that changes no size costs a fifth.
 _STEP_BYTES: Final = 1 << 20
 # Full or failed journals whose segments are being synced; with more there is no new one.
@@ -75,23 +84,23 @@ class _Journal(Generic[_Log]):
         self._step = step
         self._round = 0
         self._allocated = file.size()
+        # Behind the newest pieces.
+        self._end = self.offset
 
-    def append(self, pieces: Sequence[JournalPiece]) -> None:
-        """Write pieces, and make them durable.
-
-        Raises:
-            OSError: any of them may be durable.
-        """
+    def encode(self, pieces: Sequence[JournalPiece]) -> DiskWrite:
+        """Return the write that makes pieces durable; `end_write` follows if it does not fail."""
         self._round += 1
         parts = [encode_piece(piece, self._salt, self._round) for piece in pieces]
         data = b"".join([part for piece in parts for part in piece])
-        end = self.offset + len(data)
+        end = self._end = self.offset + len(data)
         if end > self._allocated:
             self._allocated = end + self._step - end % self._step
             data += bytes(self._allocated - end)
-        self._file.write(data, self.offset)
-        self._file.sync()
-        self.offset = end
+        return DiskWrite(self._file, data, self.offset)
+
+    def end_write(self) -> None:
+        """Note that the write of `encode` has ended."""
+        self.offset = self._end
 
     def cover(self, log_: _Log, end: int) -> None:
         """Note that it has messages of a log, before the sequence ``end``."""
@@ -112,7 +121,10 @@ class _Journal(Generic[_Log]):
 
 
 class Journals(Generic[_Log]):
-    """The journals of a node. The methods block, except `logs_to_sync`; one call at a time."""
+    """The journals of a node, for one thread at a time.
+
+    The methods block, except `encode`, `end_write`, `pop_unwritten` and `logs_to_sync`.
+    """
 
     def __init__(self, disk: Disk, fsync_s: Histogram, max_bytes: int) -> None:
         """``max_bytes``: a journal that has so many is full."""
@@ -122,12 +134,18 @@ class Journals(Generic[_Log]):
         self._present: _Journal[_Log] | None = None
         self._old: list[_Journal[_Log]] = []
         self._has_spare = False
+        self._began_s = 0.0
+        # The journal that `encode` has used; what it alone has: about so much, of these logs.
+        self._used: _Journal[_Log] | None = None
+        self._unwritten_nbytes = 0
+        self._unwritten: dict[_Log, None] = {}
 
     def __repr__(self) -> str:
         return f"<Journals {self._present and self._present.name} old={len(self._old)}>"
 
     def write(self, jobs: Sequence[RoundJob[_Log]]) -> None:
         """Write rounds, and make durable those that have to be. Errors are in the jobs."""
+        self._used = None
         shared = [job for job in jobs if job.may_be_shared]
         nbytes = sum(job.nbytes for job in shared)
         if len(shared) < _MIN_TOPICS or nbytes > _MAX_ROUND_BYTES or len(self._old) >= _MAX_OLD:
@@ -148,20 +166,81 @@ class Journals(Generic[_Log]):
             pieces += job.append()
         try:
             journal = self._present or self._begin()
-            began_s = time.perf_counter()
-            journal.append(pieces)
-            self._fsync_s.observe(time.perf_counter() - began_s)
+            self._began_s = time.perf_counter()
+            write = journal.encode(pieces)
+            write.file.write_durably(write.data, write.offset)
         except OSError as error:
-            log.warning("LOG: the journal failed: %s", error_text(error))
-            self._end_present()
-            for job in jobs:
-                job.sync()
-            return
+            self._replace_present(jobs, error)
+        else:
+            self._end_write(journal, jobs)
+
+    def _end_write(self, journal: _Journal[_Log], jobs: Sequence[RoundJob[_Log]]) -> None:
+        """Note that a journal has rounds."""
+        self._fsync_s.observe(time.perf_counter() - self._began_s)
+        journal.end_write()
         for job in jobs:
             if job.error is None:
                 journal.cover(job.log, job.end)
         if journal.offset >= self._max_bytes:
             self._end_present()
+
+    def _replace_present(self, jobs: Sequence[RoundJob[_Log]], error: Exception) -> None:
+        """Make rounds durable each for itself: the journal failed."""
+        log.warning("LOG: the journal failed: %s", error_text(error))
+        self._end_present()
+        for job in jobs:
+            job.sync()
+
+    def encode(self, jobs: Sequence[RoundJob[_Log]]) -> DiskWrite | None:
+        """Return the one write that makes rounds durable; None if it takes more than that.
+
+        `end_write` or `rescue_write` follows. Rounds that share a journal are only there for now:
+        so they cost no other write, and later one for many rounds.
+        """
+        self._used = None
+        nbytes = sum(job.nbytes for job in jobs)
+        if nbytes > _MAX_DIRECT_BYTES or not all(job.may_be_shared for job in jobs):
+            return None
+        if len(jobs) == 1 and (write := jobs[0].encode(sync=True)) is not None:
+            return write
+        journal = self._present
+        if journal is None or self._unwritten_nbytes + nbytes > _MAX_UNWRITTEN_BYTES:
+            return None
+        for job in jobs:
+            if job.encode(sync=False) is None:
+                return None
+        self._used = journal
+        self._began_s = time.perf_counter()
+        return journal.encode([job.copy() for job in jobs])
+
+    def end_write(self, jobs: Sequence[RoundJob[_Log]]) -> None:
+        """Note that the write of `encode` has ended."""
+        journal = self._used
+        for job in jobs:
+            job.end_write(sync=journal is None)
+            job.finish()
+        if journal is not None:
+            self._unwritten_nbytes += sum(job.nbytes for job in jobs)
+            self._unwritten.update((job.log, None) for job in jobs)
+            self._end_write(journal, jobs)
+
+    def rescue_write(self, jobs: Sequence[RoundJob[_Log]], error: Exception) -> None:
+        """Make rounds durable in another way: the write of `encode` has failed."""
+        if self._used is None:
+            (job,) = jobs
+            job.rescue_write(error)
+        else:
+            for job in jobs:
+                job.end_write(sync=False)
+            self._replace_present(jobs, error)
+        for job in jobs:
+            job.finish()
+
+    def pop_unwritten(self) -> list[_Log]:
+        """Return the logs of which only a journal has some; they are to be written now."""
+        logs, self._unwritten = [*self._unwritten], {}
+        self._unwritten_nbytes = 0
+        return logs
 
     def _begin(self) -> _Journal[_Log]:
         """Make a journal, whose name is durable, of the spare one if there is one."""
@@ -216,15 +295,16 @@ class Journals(Generic[_Log]):
     def logs_to_sync(self) -> list[_Log]:
         """Return the logs that are to be synced now, so that old journals can go.
 
-        All are before the present one is half full; if there is no present one, a few at a time.
+        All are before the present one is half full. Where that gets nothing it is one at a time.
         """
         present = self._present
         share = 0.0 if present is None else 2 * present.offset / self._max_bytes
+        least = int(present is None or self._used is None)
         due: list[_Log] = []
         for journal in self._old:
             if journal.is_needed():
                 may_wait = int(journal.count * (1 - share))
-                due += islice(journal.logs, max(1, len(journal.logs) - may_wait))
+                due += islice(journal.logs, max(least, len(journal.logs) - may_wait))
         return due
 
     def close(self) -> None:

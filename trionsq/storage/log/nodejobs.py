@@ -3,7 +3,7 @@
 There is one at a time. What the event loop asks for meanwhile is the next one. If that is much, the
 same thread takes it, and the disk does not wait for a turn of the event loop. If it is little, the
 event loop begins it, and by then it is more. A job that is one write needs no thread if the system
-writes by itself.
+writes by itself; the next one begins before the publishers of this one have their answers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trionsq.storage.folder import Background, Job, JobDone
 from trionsq.storage.log.journals import Journals
 from trionsq.storage.log.roundjob import RoundJob
 from trionsq.storage.log.rows import Change, State, StateError, numbers_added
-from trionsq.storage.log.segmentfile import RoundWrite
+from trionsq.storage.log.segmentfile import DiskWrite
 from trionsq.storage.log.topiclog import TopicLog
 
 __all__ = ["NodeJob", "NodeJobs"]
@@ -62,11 +62,11 @@ class NodeJob:
         """Whether some of it was not done."""
         return self.failure is not None or any(job.error for job in self.rounds)
 
-    def single_write(self) -> RoundWrite | None:
+    def single_write(self, journals: Journals[TopicLog]) -> DiskWrite | None:
         """Return the write that the job is; None if there is more to do."""
-        if self.changes or self.committed is not None or len(self.rounds) != 1:
+        if self.changes or self.committed is not None:
             return None
-        return self.rounds[0].encode()
+        return journals.encode(self.rounds)
 
 
 class NodeJobs:
@@ -164,16 +164,25 @@ class NodeJobs:
             self._is_working = True
             self._background.submit(self._checkpoint, self._go_on)
             return
-        first = self._take_job()
-        if first is None:
-            return
-        self._is_working = True
-        write = first.single_write() if self._background.writes_directly else None
-        if write is not None:
-            first.is_last = True
-            written = partial(self._end_write, first)
-            self._background.submit_write(write.file, write.data, write.offset, written)
-            return
+        job = self._take_job()
+        if job is not None:
+            self._is_working = True
+            if not self._write_directly(job):
+                self._run_series(job)
+
+    def _write_directly(self, job: NodeJob) -> bool:
+        """Begin a job that is one write; return False if it is more."""
+        if not self._background.writes_directly:
+            return False
+        write = job.single_write(self._journals)
+        if write is None:
+            return False
+        ended = partial(self._end_write, job)
+        self._background.submit_write(write.file, write.data, write.offset, ended)
+        return True
+
+    def _run_series(self, first: NodeJob) -> None:
+        """Run a job, and those with which its thread goes on."""
         newest: NodeJob | None = None
 
         def next_job() -> tuple[Job, JobDone] | None:
@@ -235,20 +244,42 @@ class NodeJobs:
         for one in job.rounds:
             if one.log.number in without_row:
                 one.error = OSError(str(job.failure))  # the disk's, not a defect of ours
+        logs = {one.log for one in job.rounds}
+        unwritten = self._journals.pop_unwritten()
+        job.rounds += [log_.new_round() for log_ in unwritten if log_ not in logs]
         self._journals.write([one for one in job.rounds if one.error is None])
         job.logs_to_sync = self._journals.logs_to_sync()
 
     def _end_write(self, job: NodeJob, error: Exception | None) -> None:
         """Hear that the one write of a job has ended."""
-        (one,) = job.rounds
-        if error is None:
-            one.end_write()
-            self._end(job, None)
-        else:
-            self._background.submit(one.rescue_write, partial(self._end, job))
+        if error is not None:
+            job.is_last = True
+            rescue = partial(self._journals.rescue_write, job.rounds, error)
+            self._background.submit(rescue, partial(self._end, job))
+            return
+        self._journals.end_write(job.rounds)
+        job.logs_to_sync = self._journals.logs_to_sync()
+        # The disk need not wait until the publishers have their answers.
+        following = self._take_job() if self._commits < _COMMITS_PER_CHECKPOINT else None
+        is_written = following is not None and self._write_directly(following)
+        try:
+            self._tell(job, None)
+        finally:
+            if following is None:
+                self._go_on(None)
+            elif not is_written:
+                self._run_series(following)
 
     def _end(self, job: NodeJob, error: Exception | None) -> None:
         """Hear of a job in the event loop; go on if its thread does not."""
+        try:
+            self._tell(job, error)
+        finally:
+            if job.is_last or error is not None:
+                self._go_on(None)
+
+    def _tell(self, job: NodeJob, error: Exception | None) -> None:
+        """Tell those who wait for a job that it has ended."""
         if self._under_way is job.committed:
             self._under_way = None
         if error is not None:
@@ -257,14 +288,10 @@ class NodeJobs:
                 one.error = one.error or error
         if job.failure is not None:
             self._failed = job.changes
-        try:
-            self._ended(job)
-            if not job.has_failed:  # else `retry` goes on
-                for log_ in job.logs_to_sync:
-                    log_.sync()
-        finally:
-            if job.is_last or error is not None:
-                self._go_on(None)
+        self._ended(job)
+        if not job.has_failed:  # else `retry` goes on
+            for log_ in job.logs_to_sync:
+                log_.sync()
 
     def _go_on(self, error: Exception | None) -> None:
         self._is_working = False  # not before: what is asked for meanwhile is one job

@@ -1,6 +1,6 @@
 """Peeking at a log: messages are read from the segments, in a thread, and stay where they are.
 
-What is safe is in the files, also what consumers get from memory.
+What is safe is found in the segments, also what consumers get from memory.
 """
 
 from __future__ import annotations

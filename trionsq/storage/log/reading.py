@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from trionsq.core.batch import MessageBatch, Segment
-from trionsq.disk import Disk, DiskFile, close_quietly
+from trionsq.disk import Disk, ReadableFile, close_quietly
 from trionsq.storage.log.batches import join_batches
 from trionsq.storage.log.ranges import MessageRange
-from trionsq.storage.log.segmentfile import SegmentFile, end_of, sequences_of
+from trionsq.storage.log.segmentfile import SegmentFile, end_of, open_segment, sequences_of
 from trionsq.storage.log.segments import Damage, SparseIndex, read_records, scan_segment
 
 __all__ = [
@@ -100,7 +100,7 @@ def read_block(
     if sequence < segment.first:
         return block
     try:
-        file = disk.open(segment.name)
+        file = open_segment(disk, segment)
     except FileNotFoundError:  # somebody has removed it
         block.damage.append((segment.name, Damage(0, segment.end, sequence, following)))
         block.end = following
@@ -116,7 +116,7 @@ def read_block(
 
 
 def _start_of(
-    segment: SegmentFile, file: DiskFile, sequence: int, place: Place | None
+    segment: SegmentFile, file: ReadableFile, sequence: int, place: Place | None
 ) -> tuple[int, int]:
     """Return a sequence and the offset of a record with that, or a higher one, to begin with."""
     if place is None or place[0] is not segment or place[2] > sequence:
@@ -132,7 +132,7 @@ def _start_of(
 def _read_into(
     block: Block,
     segment: SegmentFile,
-    file: DiskFile,
+    file: ReadableFile,
     start: tuple[int, int],
     max_bytes: int,
     sequence: int,
@@ -164,7 +164,7 @@ def _read_into(
         block.next = (segment, offset, block.end)
 
 
-def _index_of(segment: SegmentFile, file: DiskFile) -> SparseIndex:
+def _index_of(segment: SegmentFile, file: ReadableFile) -> SparseIndex:
     if segment.index is None:
         index = SparseIndex(segment.header)
         for head in scan_segment(file, segment.header, end=segment.end).records:

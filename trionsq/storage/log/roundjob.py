@@ -10,7 +10,7 @@ from trionsq.core.round import Round
 from trionsq.storage.log.journal import JournalPiece
 from trionsq.storage.log.logreader import ReadHost
 from trionsq.storage.log.rows import Change
-from trionsq.storage.log.segmentfile import RoundWrite, SegmentFile, end_of
+from trionsq.storage.log.segmentfile import DiskWrite, RoundWrite, SegmentFile, end_of
 from trionsq.storage.log.segmentwriter import SegmentWriter
 from trionsq.storage.log.storedkeys import StoredKeys
 from trionsq.storage.log.tailcache import TailCache
@@ -62,6 +62,7 @@ class RoundJob(Generic[_Log]):
     Attributes:
         log: that it belongs to.
         entries: batches with their first sequences.
+        count, nbytes: of their messages, and of the bodies.
         round: that publishers wait for; None if there is none.
         written: the messages as the log has them.
         begun: segments that were begun.
@@ -72,6 +73,7 @@ class RoundJob(Generic[_Log]):
     def __init__(self, log: _Log, writer: SegmentWriter) -> None:
         self.log = log
         self.entries: list[tuple[MessageBatch, int]] = []
+        self.count = self.nbytes = 0
         self.round: Round | None = None
         self.written: list[MessageBatch] = []
         self.begun: list[SegmentFile] = []
@@ -90,6 +92,8 @@ class RoundJob(Generic[_Log]):
         if self.round is None:
             self.round = Round()
         self.entries.append((batch, first))
+        self.count += batch.count
+        self.nbytes += batch.bodies.nbytes
         if self._probe_at is not None:
             self._probe_at = first + batch.count
         return self.round
@@ -117,11 +121,6 @@ class RoundJob(Generic[_Log]):
         return self._sync
 
     @property
-    def nbytes(self) -> int:
-        """Size of the bodies."""
-        return sum(batch.bodies.nbytes for batch, _ in self.entries)
-
-    @property
     def end(self) -> int:
         """The sequence behind the last message that was written."""
         return end_of(self.written[-1])
@@ -135,30 +134,34 @@ class RoundJob(Generic[_Log]):
         except OSError as error:
             self.error = error
 
-    def encode(self) -> RoundWrite | None:
+    def encode(self, *, sync: bool) -> DiskWrite | None:
         """Return the one write that makes the round durable; None if it takes more than that.
 
-        `end_write` or `rescue_write` follows.
+        Without ``sync`` a journal does that, and nothing is written now. `end_write` follows, or
+        `rescue_write`.
         """
-        self._write = self._writer.encode_round(self.entries) if self.may_be_shared else None
-        return self._write
+        self._write = self._writer.encode_round(self.entries, sync=sync)
+        return None if self._write is None else self._write.write
 
-    def end_write(self) -> None:
-        """Note that the write of `encode` is durable."""
+    def copy(self) -> JournalPiece:
+        """Return what a journal needs of what `encode` has returned."""
         assert self._write is not None
-        self._writer.end_write(self._write)
-        self.written = self._write.records
-        self.finish()
+        return self._writer.copy_of(self._write.write)
 
-    def rescue_write(self) -> None:
-        """Write the round elsewhere, for the write of `encode` failed. Blocks."""
+    def end_write(self, *, sync: bool) -> None:
+        """Note that what `encode` has returned is durable; without ``sync``: in a journal."""
+        assert self._write is not None
+        self._writer.end_write(self._write, sync=sync)
+        self.written = self._write.records
+
+    def rescue_write(self, error: Exception) -> None:
+        """Make the round durable whose write of `encode` failed with ``error``. Blocks."""
         assert self._write is not None
         try:
-            self._writer.rescue_write(self._write)
+            self._writer.rescue_write(self._write, error)
             self.written = self._write.records
-        except OSError as error:
-            self.error = error
-        self.finish()
+        except OSError as refused:
+            self.error = refused
 
     def append(self) -> list[JournalPiece]:
         """Write the round, and return what a journal or `sync` has to make durable."""
@@ -170,7 +173,7 @@ class RoundJob(Generic[_Log]):
         return pieces
 
     def sync(self) -> None:
-        """Make durable what `append` has written."""
+        """Make durable what `append` has written, or what `end_write` was told of."""
         if self.error is None:
             try:
                 self._writer.sync_round(self.written)

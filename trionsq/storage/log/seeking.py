@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
-from trionsq.disk import DiskFile, close_quietly
+from trionsq.disk import ReadableFile, close_quietly
 from trionsq.durations import SECOND_NS
 from trionsq.storage.log.cursor import Cursor
 from trionsq.storage.log.format import SEGMENT_HEADER_BYTES, STAMPS_IN_SECTION, RecordHead
 from trionsq.storage.log.peek import LogPart
 from trionsq.storage.log.reading import Place, segment_at
 from trionsq.storage.log.rows import AddChannel, Change, UpdateTopic
-from trionsq.storage.log.segmentfile import SegmentFile
+from trionsq.storage.log.segmentfile import SegmentFile, open_segment
 from trionsq.storage.log.segments import Damage, HeadReader, read_records
 from trionsq.storage.log.topiclog import TopicLog
 
@@ -217,7 +217,7 @@ def _message_from(part: LogPart, sequence: int) -> LogPosition | None:
 
 
 def _search(
-    file: DiskFile, segment: SegmentFile, is_behind: Callable[[RecordHead], bool]
+    file: ReadableFile, segment: SegmentFile, is_behind: Callable[[RecordHead], bool]
 ) -> tuple[RecordHead | None, RecordHead | None]:
     """Return the last record that is not behind a place, and the first one that is.
 
@@ -247,7 +247,7 @@ def _search(
     return before, found
 
 
-def _stamps(file: DiskFile, segment: SegmentFile, head: RecordHead) -> Sequence[int]:
+def _stamps(file: ReadableFile, segment: SegmentFile, head: RecordHead) -> Sequence[int]:
     """Return when each message of a record was published."""
     if head.flags & STAMPS_IN_SECTION:
         [entry] = read_records(file, segment.header, head.offset, 1, end=head.end)
@@ -258,8 +258,8 @@ def _stamps(file: DiskFile, segment: SegmentFile, head: RecordHead) -> Sequence[
 
 
 @contextmanager
-def _opened(part: LogPart, segment: SegmentFile) -> Iterator[DiskFile]:
-    file = part.disk.open(segment.name)
+def _opened(part: LogPart, segment: SegmentFile) -> Iterator[ReadableFile]:
+    file = open_segment(part.disk, segment)
     try:
         yield file
     finally:

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from trionsq.core.batch import MessageBatch
-from trionsq.disk import DiskFile
+from trionsq.disk import Disk, DiskFile, ReadableFile
 from trionsq.storage.log.format import SegmentHeader
 from trionsq.storage.log.names import parse_segment_name
 from trionsq.storage.log.segments import SparseIndex
 
-__all__ = ["RoundWrite", "SegmentFile", "end_of", "sequences_of"]
+__all__ = [
+    "DiskWrite",
+    "RoundWrite",
+    "SegmentFile",
+    "end_of",
+    "open_segment",
+    "sequences_of",
+    "size_with_room",
+    "write_with_room",
+]
+
+_MAX_ROOM_BYTES: Final = 1 << 20
+_BLOCK_BYTES: Final = 4096
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +41,7 @@ class SegmentFile:
         is_replaced: its file may be gone, and another have its name.
         unsynced_from: the first message that was not durable after the last round; None: all were.
         last: sequence and offset of the last record, as a start has found it.
+        unwritten: records that only a journal has yet, and their offset: the file ends there.
     """
 
     name: str
@@ -37,6 +52,13 @@ class SegmentFile:
     is_replaced: bool = False
     unsynced_from: int | None = None
     last: tuple[int, int] | None = None
+    unwritten: tuple[int, list[bytes]] | None = None
+
+    def keep_unwritten(self, data: bytes, offset: int) -> None:
+        """Note records that stand behind the file, and behind those that do already."""
+        if self.unwritten is None:
+            self.unwritten = offset, []
+        self.unwritten[1].append(data)
 
     @property
     def first(self) -> int:
@@ -50,23 +72,68 @@ class SegmentFile:
         return place[2]
 
 
-@dataclass(frozen=True, slots=True)
-class RoundWrite:
-    """The one write that makes a round durable, see `SegmentWriter.encode_round`.
-
-    Attributes:
-        file: to be written to.
-        data: what to write.
-        offset: where.
-        records: the messages as the log has them.
-        began_s: when it began.
-    """
+class DiskWrite(NamedTuple):
+    """A write that makes durable what it writes: to which file, what, and where."""
 
     file: DiskFile
     data: bytes
     offset: int
+
+
+class RoundWrite(NamedTuple):
+    """What brings a round to its segment, see `SegmentWriter.encode_round`.
+
+    Attributes:
+        write: the records, and zeros behind them if it makes room.
+        end: of the records.
+        records: the messages as the log has them.
+        began_s: when it began.
+    """
+
+    write: DiskWrite
+    end: int
     records: list[MessageBatch]
     began_s: float
+
+
+class _GrowingFile:
+    """A segment that is open for reading, with what is not in its file yet."""
+
+    __slots__ = ("_file", "_segment")
+
+    def __init__(self, file: ReadableFile, segment: SegmentFile) -> None:
+        self._file = file
+        self._segment = segment
+
+    def read(self, max_bytes: int, offset: int) -> bytes:
+        unwritten = self._segment.unwritten  # first: what has left it is in the file
+        if unwritten is None or offset + max_bytes <= unwritten[0]:
+            return self._file.read(max_bytes, offset)
+        start, parts = unwritten
+        before = self._file.read(start - offset, offset) if offset < start else b""
+        if offset + len(before) < start:  # the file has become shorter
+            return before
+        first = max(offset - start, 0)
+        return before + b"".join(list(parts))[first : first + max_bytes - len(before)]
+
+    def size(self) -> int:
+        unwritten = self._segment.unwritten
+        size = self._file.size()
+        if unwritten is None or size < unwritten[0]:
+            return size
+        return max(size, unwritten[0] + sum(map(len, list(unwritten[1]))))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def open_segment(disk: Disk, segment: SegmentFile) -> ReadableFile:
+    """Open a segment for reading.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    return _GrowingFile(disk.open(segment.name), segment)
 
 
 def sequences_of(batch: MessageBatch) -> Sequence[int]:
@@ -78,3 +145,28 @@ def sequences_of(batch: MessageBatch) -> Sequence[int]:
 def end_of(batch: MessageBatch) -> int:
     """Return the sequence behind a batch in the log."""
     return sequences_of(batch)[-1] + 1
+
+
+def size_with_room(end: int, max_bytes: int) -> int:
+    """Return the size of a segment when a round that ends there has made room behind itself.
+
+    That are zeros, as many bytes as the segment has up to a limit.
+    """
+    size = end + min(end, _MAX_ROOM_BYTES)
+    return min(size + -size % _BLOCK_BYTES, max(end, max_bytes))
+
+
+def write_with_room(file: DiskFile, data: bytes, room: int, offset: int) -> int:
+    """Write, and so many zeros behind it; return how many there was space for: all or none.
+
+    Raises:
+        OSError: the data is not there, or not all of it.
+    """
+    try:
+        file.write(data + bytes(room), offset)
+    except OSError as error:
+        if not room or error.errno != errno.ENOSPC:
+            raise
+        file.write(data, offset)
+        return 0
+    return room

@@ -17,7 +17,7 @@ from typing import Final
 from zlib import crc32
 
 from trionsq.core.batch import MessageBatch
-from trionsq.disk import DiskFile
+from trionsq.disk import ReadableFile
 from trionsq.storage.log.batches import parse_batch
 from trionsq.storage.log.format import (
     MARKER,
@@ -47,7 +47,7 @@ _LEAST_BLOCK_BYTES: Final = 2 * MAX_HEAD_BYTES
 _INDEX_EVERY_BYTES: Final = 64 * 1024
 
 
-def read_header(file: DiskFile) -> SegmentHeader:
+def read_header(file: ReadableFile) -> SegmentHeader:
     """Return the header of a segment.
 
     Raises:
@@ -84,7 +84,7 @@ class HeadReader:
 
     def __init__(
         self,
-        file: DiskFile,
+        file: ReadableFile,
         header: SegmentHeader,
         start_offset: int,
         end: int | None,
@@ -229,7 +229,7 @@ class Scan:
 
     def __init__(
         self,
-        file: DiskFile,
+        file: ReadableFile,
         header: SegmentHeader,
         start_offset: int,
         end: int | None,
@@ -288,7 +288,7 @@ def _is_of_round(head: RecordHead, offset: int) -> bool:
 
 
 def scan_segment(
-    file: DiskFile,
+    file: ReadableFile,
     header: SegmentHeader,
     start_offset: int = SEGMENT_HEADER_BYTES,
     *,
@@ -308,7 +308,7 @@ def scan_segment(
 
 
 def read_records(
-    file: DiskFile,
+    file: ReadableFile,
     header: SegmentHeader,
     offset: int,
     max_bytes: int,

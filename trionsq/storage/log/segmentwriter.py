@@ -21,27 +21,31 @@ from trionsq.storage.log.batches import encode_record, join_entries
 from trionsq.storage.log.format import SEGMENT_HEADER_BYTES, SegmentHeader
 from trionsq.storage.log.journal import JournalPiece
 from trionsq.storage.log.names import draft_name, segment_name
-from trionsq.storage.log.segmentfile import RoundWrite, SegmentFile, end_of, sequences_of
+from trionsq.storage.log.segmentfile import (
+    DiskWrite,
+    RoundWrite,
+    SegmentFile,
+    end_of,
+    sequences_of,
+    size_with_room,
+    write_with_room,
+)
 from trionsq.storage.log.segments import SparseIndex
 
 __all__ = ["SegmentWriter"]
 
-# A round that is synced writes zeros behind itself, as many bytes as the segment has up to a limit:
-# an fsync that changes no size costs a third. With a large round that would be no gain.
-_MAX_ROOM_BYTES: Final = 1 << 20
+# A round that is synced makes room behind itself: an fsync that changes no size costs a third. With
+# a large round that would be no gain.
 _MAX_BYTES_WITH_ROOM: Final = 64 * 1024
-# Encoding so much takes the event loop less than a millisecond.
-_MAX_SINGLE_BYTES: Final = 256 * 1024
-_BLOCK_BYTES: Final = 4096
 
 
 class SegmentWriter:
     """Writes one topic's log; for one thread at a time.
 
-    Every method blocks, and may raise OSError, but `encode_round` and `end_write`.
+    Every method blocks, and may raise OSError, but `encode_round`, `copy_of` and `end_write`.
 
     Attributes:
-        segment: the newest one that counts; None before the first.
+        segment: the newest that counts; None before the first.
     """
 
     def __init__(
@@ -69,8 +73,7 @@ class SegmentWriter:
         self._before: SegmentFile | None = None
         self._before_end = 0
         self._offset = 0 if last is None else last.end
-        # Size of the file: behind the offset there may be room.
-        self._size = self._offset
+        self._size = self._offset  # of the file: behind the offset there may be room
         # Up to here an fsync has succeeded: offset in the segment, and sequence.
         self._synced = self._offset
         self._safe = 0
@@ -78,10 +81,9 @@ class SegmentWriter:
         self._begun: list[SegmentFile] = []
         # Readers hear of them in the event loop.
         self._ends: list[tuple[SegmentFile, int]] = []
-        # Whether a segment gets its name only when what is in it is durable.
-        self._is_draft = False
-        # Whether some of `_unsynced` is in no segment that goes on.
-        self._is_behind = False
+        # Whether a segment gets its name only when what is in it is durable; and whether some of
+        # `_unsynced` is in no segment that goes on.
+        self._is_draft = self._is_behind = False
 
     def __repr__(self) -> str:
         return f"<SegmentWriter {self._topic} {self._number} at {self._offset}>"
@@ -111,7 +113,8 @@ class SegmentWriter:
         ends, self._ends = self._ends, []
         if self.segment is not None:
             ends.append((self.segment, self._offset))
-            self.segment.unsynced_from = next((sequences_of(b)[0] for b in self._unsynced), None)
+            unsynced = self._unsynced
+            self.segment.unsynced_from = sequences_of(unsynced[0])[0] if unsynced else None
         return ends
 
     def is_synced_to(self, sequence: int) -> bool:
@@ -149,13 +152,15 @@ class SegmentWriter:
             self._rescue(unsynced[:count], records)
         return records
 
-    def encode_round(self, entries: Sequence[tuple[MessageBatch, int]]) -> RoundWrite | None:
+    def encode_round(
+        self, entries: Sequence[tuple[MessageBatch, int]], *, sync: bool
+    ) -> RoundWrite | None:
         """Return the one write that makes a small round durable; None if it takes more.
 
-        Nothing else is written until `end_write` or `rescue_write`.
+        Without ``sync`` a journal does that, and nothing is written now. `end_write` follows, or
+        `rescue_write`.
         """
-        nbytes = sum(batch.bodies.nbytes for batch, _ in entries)
-        if self._file is None or self._unsynced or nbytes > _MAX_SINGLE_BYTES:
+        if self._file is None or (sync and self._unsynced):
             return None
         offset, end = self._offset, self._offset
         pieces: list[bytes] = []
@@ -166,25 +171,46 @@ class SegmentWriter:
             record = self._encode(batch, end, offset if pieces else None)
             pieces += record
             end += sum(map(len, record))
-        if end > self._size and end - offset <= _MAX_BYTES_WITH_ROOM:
-            return None  # it also makes room
-        data = b"".join(pieces)
-        return RoundWrite(self._file, data, offset, records, time.perf_counter())
+        if sync:
+            pieces.append(bytes(self._size_with_room(offset, end) - end))
+        write = DiskWrite(self._file, b"".join(pieces), offset)
+        return RoundWrite(write, end, records, time.perf_counter())
 
-    def end_write(self, write: RoundWrite) -> None:
-        """Note that a write of `encode_round` is durable."""
-        self._fsync_s.observe(time.perf_counter() - write.began_s)
-        self._offset = self._synced = write.offset + len(write.data)
-        self._size = max(self._size, self._offset)
-        self._safe = end_of(write.records[-1])
+    def _size_with_room(self, offset: int, end: int) -> int:
+        if end <= self._size or end - offset > _MAX_BYTES_WITH_ROOM:
+            return end
+        return size_with_room(end, self._max_bytes)
 
-    def rescue_write(self, write: RoundWrite) -> None:
-        """Make a round durable whose write failed.
+    def copy_of(self, write: DiskWrite) -> JournalPiece:
+        """Return what a journal needs of a write of `encode_round`."""
+        assert self.segment is not None
+        of = self.segment.header
+        return JournalPiece(self._number, of.first_sequence, of.salt, write.offset, write.data)
 
-        Raises:
-            OSError: none of it counts. What counted before still does.
-        """
-        self._rescue([], write.records)
+    def end_write(self, ended: RoundWrite, *, sync: bool) -> None:
+        """Note that a round of `encode_round` is durable; without ``sync``: in a journal."""
+        write, segment = ended.write, self.segment
+        assert segment is not None
+        self._offset = ended.end
+        if sync:
+            self._size = max(self._size, write.offset + len(write.data))
+            self._fsync_s.observe(time.perf_counter() - ended.began_s)
+            self._synced = self._offset
+            self._safe = end_of(ended.records[-1])
+            return
+        self._unsynced += ended.records
+        segment.keep_unwritten(write.data, write.offset)
+
+    def rescue_write(self, failed: RoundWrite, error: Exception) -> None:
+        """Make a round durable whose write failed with ``error``; raises as `write_round`."""
+        write, nbytes = failed.write, failed.end - failed.write.offset
+        if nbytes < len(write.data) and getattr(error, "errno", None) == errno.ENOSPC:
+            write = write._replace(data=write.data[:nbytes])
+            with suppress(OSError):
+                write.file.write_durably(write.data, write.offset)  # what counts may have space
+                self.end_write(failed._replace(write=write), sync=True)
+                return
+        self._rescue(list(self._unsynced), failed.records)
 
     def sync_round(self, records: Sequence[MessageBatch]) -> None:
         """Make durable what `write_round` has written without that.
@@ -281,49 +307,35 @@ class SegmentWriter:
 
     def _encode(self, batch: MessageBatch, offset: int, began: int | None) -> list[bytes]:
         """Return the pieces of a record; ``began``: where its round begins, if not with it."""
-        segment = self.segment
+        segment, sequence = self.segment, sequences_of(batch)[0]
         assert segment is not None
         assert segment.index is not None
-        sequence = sequences_of(batch)[0]
         segment.index.add(sequence, offset)
         return encode_record(batch, sequence, segment.header, round_offset=began)
 
     def _write(
         self, pieces: list[bytes], copies: list[JournalPiece] | None, *, with_room: bool
     ) -> None:
-        if pieces:
-            assert self._file is not None
-            assert self.segment is not None
-            data = b"".join(pieces)
-            end = self._offset + len(data)
-            if with_room and end > self._size and len(data) <= _MAX_BYTES_WITH_ROOM:
-                self._make_room(data, end)
-            else:
-                self._file.write(data, self._offset)
-                self._size = max(self._size, end)
-            if copies is not None:
-                salt = self.segment.header.salt
-                copies.append(
-                    JournalPiece(self._number, self.segment.first, salt, self._offset, data)
-                )
-            self._offset += len(data)
-
-    def _make_room(self, data: bytes, end: int) -> None:
-        """Write data up to ``end``, and zeros behind it."""
-        assert self._file is not None
-        size = end + min(end, _MAX_ROOM_BYTES)
-        size = min(size + -size % _BLOCK_BYTES, max(end, self._max_bytes))
-        try:
-            self._file.write(data + bytes(size - end), self._offset)
-            self._size = size
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-            self._file.write(data, self._offset)  # there may be space for what counts
+        """Write records, behind those that are not in the file yet."""
+        segment, file = self.segment, self._file
+        unwritten = None if file is None or segment is None else segment.unwritten
+        if file is None or segment is None or not (pieces or unwritten):
+            return
+        offset, data = self._offset, b"".join(pieces)
+        end = offset + len(data)
+        room = self._size_with_room(offset, end) - end if with_room else 0
+        start, parts = unwritten or (offset, [])
+        room = write_with_room(file, b"".join([*parts, data]), room, start)
+        segment.unwritten = None
+        self._size = max(self._size, end + room)
+        if copies is not None and pieces:
+            copies.append(self.copy_of(DiskWrite(file, data, offset)))
+        self._offset = end
 
     def _sync(self) -> None:
         if not self._unsynced:
             return
+        self._write([], None, with_room=False)
         assert self._file is not None
         began_s = time.perf_counter()
         self._file.sync()
@@ -340,14 +352,9 @@ class SegmentWriter:
             self._close_file()
         if previous is not None:
             self._ends.append((previous, end))
-        header = SegmentHeader(
-            self._number,
-            first,
-            secrets.randbits(32),
-            time.time_ns(),
-            None if previous is None else previous.named_first,
-            None if previous is None else end,
-        )
+        before = (None, None) if previous is None else (previous.named_first, end)
+        salt, now_ns = secrets.randbits(32), time.time_ns()
+        header = SegmentHeader(self._number, first, salt, now_ns, *before)
         name = segment_name(self._topic, self._number, first)
         draft = draft_name(name)
         with suppress(FileNotFoundError):

@@ -160,7 +160,7 @@ class TopicLog:
 
     def end_round(self, job: RoundJob[TopicLog]) -> None:
         """Take over what a job did, in the event loop."""
-        nbytes, count = job.nbytes, sum(batch.count for batch, _ in job.entries)
+        nbytes, count = job.nbytes, job.count
         self._unsafe_nbytes -= nbytes + _MESSAGE_BYTES * count
         add_begun(self.segments, job.begun)
         for segment, end in job.ends:

@@ -156,9 +156,9 @@ class World:
         self._segment_bytes = segment_bytes
         self._journal_bytes = journal_bytes
         self.retain_bytes = random.choice((0, 0, 600, 3_000))
-        self.jobs = HeldBackground()
         # Of what threads do; it leaves the story of a seed as it is.
         self._threads = Random(random.getstate()[1][0])
+        self.jobs = HeldBackground()
         self._ids_after_ns = 0
 
     # A start
@@ -622,7 +622,8 @@ class World:
     def sync(self) -> None:
         """What happens every --sync-timeout."""
         for topic in self.topics.values():
-            topic.log.sync()
+            if topic.log in self.node.folder.changed:  # what `always` lacks, a journal has
+                topic.log.sync()
 
     def note_synced(self) -> None:
         """In `interval` what was acknowledged is durable when nothing is unsynced."""
@@ -635,6 +636,9 @@ class World:
 
     def settle(self, jobs: int | None = None) -> None:
         """Run jobs (None: all), and what they wake."""
+        for topic in self.topics.values():
+            if self._threads.random() < 0.1:
+                topic.log.cache.evict_batch()  # what comes next has to be read
         for _ in range(_MAX_TURNS):
             moved = self._turn()
             if self.jobs and (jobs is None or jobs > 0):
