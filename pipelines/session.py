@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from pipelines.errors import JavaError, SetupError
 from pipelines.java import java_home
+from pipelines.scripts import worker_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -137,11 +138,12 @@ def prepare(master: str | None = None) -> None:
             os.environ["JAVA_HOME"] = str(java_home())
     except JavaError as error:
         raise SetupError(str(error)) from error
+    python = sys.executable
     if (master or ("" if submitted else "local")).startswith("local"):
-        os.environ["PYSPARK_PYTHON"] = sys.executable
+        os.environ["PYSPARK_PYTHON"] = python = worker_python()
     else:
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        os.environ.setdefault("PYSPARK_PYTHON", python)
+    os.environ["PYSPARK_DRIVER_PYTHON"] = python
 
 
 def _is_submitted() -> bool:
