@@ -77,7 +77,9 @@ def progress_line(rows: int, report: Mapping[str, Any]) -> str:
     parts = [f"{rows:,} rows", f"{report.get('processedRowsPerSecond') or 0:,.0f} rows/s"]
     metrics = _source_metrics(report)
     if metrics:
-        parts += [f"backlog {metrics['backlog']:,}", f"in flight {metrics.get('inFlight', 0):,}"]
+        parts.append(f"backlog {metrics['backlog']:,}")
+        if "inFlight" in metrics:
+            parts.append(f"in flight {metrics['inFlight']:,}")
         if metrics.get("paused"):
             parts.append("paused: the log is full")
     return ", ".join(parts)
