@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+import subprocess
+import sys
 import urllib.error
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,7 +21,7 @@ from pipelines.topiclog.options import TopicLogOptions
 from pipelines.topiclog.stream import TopicLogStreamReader
 from tests.pipelines.topiclog.reading import ALL, bodies_of, microbatch, numbered, options
 from tests.pipelines.topiclog.secured import TOKENS, SecuredNsqd, secured_nsqd
-from tests.soak import in_short_soak
+from tests.soak import in_short_soak, in_soak
 from trionsq.client import Config
 
 WRONG = "nobody's-token-77"
@@ -134,6 +136,32 @@ def test_wrong_tokens_of_others_only_delay_a_query(nsqd: SecuredNsqd) -> None:
         nsqd.ask("reader", "/info")
     assert bodies_of(reader, partitions) == numbered(10)
     assert stream(nsqd).initialOffset() == start
+
+
+@in_soak
+def test_spark_shows_no_token(nsqd: SecuredNsqd, tmp_path: Path) -> None:
+    """Neither in plans and reports, nor in its log, its events, and the checkpoint."""
+    nsqd.publish(numbered(100))
+    (tmp_path / "told" / "events").mkdir(parents=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.pipelines.topiclog.telling", str(tmp_path / "told")],
+        input=json.dumps(options(nsqd.url) | nsqd.options()),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    assert "rows 100" in done.stdout
+    assert done.stdout.count("nsq") > 5
+    files = [path for path in (tmp_path / "told").rglob("*") if path.is_file()]
+    assert {"events", "checkpoint", "table"} <= {
+        path.relative_to(tmp_path).parts[1] for path in files
+    }
+    texts = {"said": done.stdout.encode(), "log": done.stderr.encode()}
+    texts |= {str(path): path.read_bytes() for path in files}
+    token = TOKENS["reader"].encode()
+    assert [name for name, text in texts.items() if token in text] == []
 
 
 @pytest.mark.parametrize("address", [f"https://u:{WRONG}@h:4152", f"u:{WRONG}@h:4151"])
