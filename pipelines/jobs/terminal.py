@@ -7,15 +7,17 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Final, TextIO
 
 __all__ = ["Progress", "one_line", "print_line", "progress_line"]
 
 
 def print_line(name: str, text: str) -> None:
-    """Write a line to standard error, with the job's name before it."""
-    sys.stderr.write(f"{name}: {text}\n")
-    sys.stderr.flush()
+    """Write a line to standard error, with the job's name before it, if somebody still reads it."""
+    with suppress(BrokenPipeError):
+        sys.stderr.write(f"{name}: {text}\n")
+        sys.stderr.flush()
 
 
 # Progress

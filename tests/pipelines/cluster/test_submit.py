@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ from tests.pipelines.cluster.standalone import (
     standalone_cluster,
     started,
 )
+from tests.pipelines.drill.processes import command_of, descendants
 from tests.pipelines.receiver.detached import stored_below
 from tests.pipelines.settings import SETTINGS
 from tests.pipelines.source.publishing import channel_at_rest, publish, wait_until
@@ -46,7 +45,7 @@ def said_in(folder: Path) -> str:
 
 @in_soak
 def test_receivers_and_an_archive_of_their_logs(nsqd: OpenBroker, tmp_path: Path) -> None:
-    """Two receivers as tasks; SIGTERM drains them; a second job makes a table of what they have."""
+    """Two receivers as tasks end with spark-submit; a second job makes a table of their logs."""
     bodies = [b"%06d" % number for number in range(MESSAGES)]
     logs = tmp_path / "logs"
     with standalone_cluster(tmp_path / "cluster") as cluster:
@@ -61,18 +60,16 @@ def test_receivers_and_an_archive_of_their_logs(nsqd: OpenBroker, tmp_path: Path
                 return sum(LogView.open(path).end for path in find_logs(logs).values()) >= MESSAGES
 
             wait_until(are_stored, LIMIT_S)
-            os.killpg(process.pid, signal.SIGTERM)
+            started_by_it = [*descendants(process.pid)]
+            assert any("__main__.py receive" in command_of(pid) for pid in started_by_it)
+            process.terminate()
             process.wait(LIMIT_S)
+            wait_until(lambda: not any(map(command_of, started_by_it)), LIMIT_S)
         channel = channel_at_rest(nsqd.http_address, "t", "c")
         assert (channel["depth"], channel["in_flight_count"]) == (0, 0)
         assert sorted(map(int, stored_below(logs))) == list(range(MESSAGES))
 
-        archive = [
-            "archive",
-            f"--wal={logs}/*",
-            "--once",
-            "--source-option=startingOffsets=earliest",
-        ]
+        archive = ["archive", f"--wal={logs}/*", "--source-option=startingOffsets=earliest"]
         archive += ["--once", f"--checkpoint={tmp_path}/state", f"--output={tmp_path}/table"]
         place = tmp_path / "archive"
         with submitted(cluster.url, place, *archive) as process:
