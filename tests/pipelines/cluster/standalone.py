@@ -109,7 +109,7 @@ def started(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=_environment() | more_environment,
+            env={**_environment(), **more_environment},
             start_new_session=True,
         )
     try:
