@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 from pipelines.__main__ import JOBS, main, make_parser
 from pipelines.errors import FolderError
 from pipelines.jobs.arguments import local_folder
+from pipelines.jobs.job import Job
 from pipelines.jobs.replay import PacedChunks, RateLimit, ReplayPosition
 from pipelines.jobs.terminal import Progress, one_line, progress_line
 
@@ -253,6 +256,19 @@ def test_a_log_where_none_can_be_is_a_wrong_flag(
     assert ended.value.code == 2
     assert "argument --wal: " in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("submitted", [True, False])
+def test_a_job_ends_with_the_spark_submit_that_started_it(
+    submitted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that has started Spark itself has any parent."""
+    if submitted:
+        monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "25333")
+    job = Job("archive", argparse.Namespace())
+    assert not job.wait(0)
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    assert job.wait(0) == job.stopping.is_set() == job.is_orphaned == submitted
 
 
 # A rate
