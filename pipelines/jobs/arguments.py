@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -69,7 +69,8 @@ def add_source(parser: argparse.ArgumentParser, channel: str, trigger: str) -> N
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="an option of format nsq: maxInFlight, maxMessagesPerTrigger,...",
+        help="an option of format nsq: maxInFlight, maxMessagesPerTrigger,...; mode=log reads "
+        "topics with a log from nsqd, without a receiver",
     )
     group = parser.add_argument_group("running")
     group.add_argument(
@@ -227,8 +228,11 @@ def local_folder(text: str, flag: str) -> Path:
 def source_options(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, str]:
     """Options of the stream. Raises UsageError."""
     from pipelines.source.options import LogsOptions, StreamOptions, logs_root
+    from pipelines.topiclog.options import is_log_mode
 
     options = pairs("--source-option", arguments.source_option)
+    if _check(lambda: is_log_mode(options)):
+        return _log_options(arguments, options)
     if arguments.wal is not None and logs_root(arguments.wal) is not None:
         options["walPath"] = arguments.wal
         _check(lambda: LogsOptions.read(options))
@@ -246,6 +250,33 @@ def source_options(arguments: argparse.Namespace, checkpoint: Path) -> dict[str,
     }
     _check(lambda: StreamOptions.read(options))
     return options
+
+
+def _log_options(arguments: argparse.Namespace, options: Mapping[str, str]) -> dict[str, str]:
+    """With ``mode=log``: no receiver, so neither its addresses nor its log."""
+    from pipelines.topiclog.options import TopicLogOptions
+
+    if not arguments.topic:
+        raise UsageError("--topic is required")
+    if arguments.wal is not None:
+        raise UsageError("--wal is the log of a receiver: mode=log has none")
+    if arguments.nsqd_tcp_address:
+        raise UsageError(
+            "mode=log reads by HTTP: in place of --nsqd-tcp-address give --lookupd-http-address "
+            "or --source-option=nsqd.http.addresses=HOST:PORT"
+        )
+    given = {
+        "topic": ",".join(arguments.topic),
+        "channel": arguments.channel,
+        "lookupd.http.addresses": split(arguments.lookupd_http_address),
+    }
+    found = {
+        **{name: value for name, value in given.items() if value},
+        **_client_options("--consumer-opt", arguments.consumer_opt),
+        **options,
+    }
+    _check(lambda: TopicLogOptions.read_stream(found))
+    return found
 
 
 def sink_options(arguments: argparse.Namespace, topic: str | None) -> dict[str, str]:
@@ -285,10 +316,10 @@ def _client_options(flag: str, values: list[str]) -> dict[str, str]:
     return {f"client.{name}": value for name, value in pairs(flag, values, ",").items()}
 
 
-def _check(read: Callable[[], object]) -> None:
-    """Raise UsageError with the problems of an OptionsError in one line."""
+def _check(read: Callable[[], T]) -> T:
+    """What it reads. Raises UsageError with the problems of an OptionsError in one line."""
     try:
-        read()
+        return read()
     except OptionsError as error:
         lines = str(error).partition("\nvalid options:")[0].splitlines()
         raise UsageError("; ".join(line.strip() for line in lines[1:])) from error

@@ -56,9 +56,13 @@ def run(job: Job) -> None:
     """Run until stopped. Raises UsageError, FolderError, and Spark's exceptions."""
     from pyspark.sql import functions as f
 
+    from pipelines.topiclog.options import is_log_mode
+
     arguments = job.arguments
     _check(arguments)
     options = source_options(arguments, job.checkpoint())
+    if is_log_mode(options):
+        raise UsageError("mode=log has no attempts: the log has each message once")
     dead_sink, rest_sink = (
         sink_options(arguments, topic) if topic else None
         for topic in (arguments.destination_topic, arguments.rest_topic)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import signal
 import threading
 import time
@@ -18,7 +19,7 @@ from pipelines.jobs.arguments import local_folder, pairs
 from pipelines.jobs.restarts import Restarts, was_receiver_killed
 from pipelines.jobs.table import Table
 from pipelines.jobs.terminal import Progress, print_line
-from pipelines.session import spark_session
+from pipelines.session import is_submitted, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,7 +53,8 @@ class Job:
 
     Attributes:
         name: as on the command line.
-        stopping: set by SIGTERM and SIGINT.
+        stopping: set by SIGTERM and SIGINT, and when spark-submit is gone.
+        is_orphaned: whether spark-submit, with its Java, is gone.
     """
 
     def __init__(
@@ -62,6 +64,9 @@ class Job:
         self.name = name
         self.arguments = arguments
         self.stopping = threading.Event()
+        self.is_orphaned = False
+        # spark-submit's Java has started this process.
+        self._parent = os.getppid() if is_submitted() else None
         self._session = session
         self._owns_session = session is None
 
@@ -83,13 +88,20 @@ class Job:
             self._session.conf.set(name, value)
         return self._session
 
+    def wait(self, seconds: float) -> bool:
+        """Wait for so long, or until the job is to stop; whether it is."""
+        if self._parent is not None and os.getppid() != self._parent:
+            self.is_orphaned = True
+            self.stopping.set()
+        return self.stopping.wait(seconds)
+
     def checkpoint(self) -> Path:
         """The folder of --checkpoint. Raises FolderError."""
         return local_folder(self.arguments.checkpoint, "--checkpoint")
 
     def close(self) -> None:
         """Stop Spark if this job started it."""
-        if self._session is not None and self._owns_session:
+        if self._session is not None and self._owns_session and not self.is_orphaned:
             # A SIGTERM to the process group may have ended Java already.
             with contextlib.suppress(Exception):
                 self._session.stop()
@@ -203,7 +215,7 @@ def _run_once(
     try:
         if table is not None:
             table.set_query_id(query.id)
-        while query.isActive and not job.stopping.wait(_POLL_S):
+        while query.isActive and not job.wait(_POLL_S):
             progress.add_reports(_reports(query))
             progress.show()
             if on_poll is not None:

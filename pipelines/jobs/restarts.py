@@ -1,4 +1,4 @@
-"""When a query that failed is started again: a full disk, a store away, a killed receiver.
+"""When a query that failed is started again: a full disk, a store or nsqd away, a killed receiver.
 
 Nothing is lost meanwhile: messages wait at nsqd and in the log, and Spark repeats the microbatch.
 """
@@ -30,9 +30,9 @@ _POLL_S: Final = 1.0
 _ROOM_BYTES: Final = 8 << 20
 _ROOM_PART: Final = 20
 _NO_ROOM: Final = re.compile("No space left on device|Disk quota exceeded", re.IGNORECASE)
-# The second: Spark's limit of 10 s for a Python process to start, which a busy machine exceeds.
+# The last: Spark's limit of 10 s for a Python process to start, which a busy machine exceeds.
 _PASSING: Final = re.compile(
-    r"\bpipelines\.errors\.StoreError: |Python worker failed to connect back"
+    r"\bpipelines\.errors\.(?:StoreError|NsqdAwayError): |Python worker failed to connect back"
 )
 
 

@@ -57,11 +57,14 @@ def run_tasks(job: Job, configs: Sequence[DetachedConfig]) -> None:
     tasks = [_Task(job, context, config) for config in configs]
     for task in tasks:
         task.thread.start()
-    while not job.stopping.wait(0.25):
+    while not job.wait(0.25):
         if failed := [task for task in tasks if task.failure is not None]:
             job.stopping.set()
             _stop(root, context.applicationId, tasks)
             raise ReceiverError(f"{failed[0].failure}")
+    if job.is_orphaned:
+        # Its executors end by themselves, and the receivers store what they have.
+        return
     _stop(root, context.applicationId, tasks)
 
 

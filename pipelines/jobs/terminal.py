@@ -7,15 +7,17 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Final, TextIO
 
 __all__ = ["Progress", "one_line", "print_line", "progress_line"]
 
 
 def print_line(name: str, text: str) -> None:
-    """Write a line to standard error, with the job's name before it."""
-    sys.stderr.write(f"{name}: {text}\n")
-    sys.stderr.flush()
+    """Write a line to standard error, with the job's name before it, if somebody still reads it."""
+    with suppress(BrokenPipeError):
+        sys.stderr.write(f"{name}: {text}\n")
+        sys.stderr.flush()
 
 
 # Progress
@@ -77,7 +79,9 @@ def progress_line(rows: int, report: Mapping[str, Any]) -> str:
     parts = [f"{rows:,} rows", f"{report.get('processedRowsPerSecond') or 0:,.0f} rows/s"]
     metrics = _source_metrics(report)
     if metrics:
-        parts += [f"backlog {metrics['backlog']:,}", f"in flight {metrics.get('inFlight', 0):,}"]
+        parts.append(f"backlog {metrics['backlog']:,}")
+        if "inFlight" in metrics:
+            parts.append(f"in flight {metrics['inFlight']:,}")
         if metrics.get("paused"):
             parts.append("paused: the log is full")
     return ", ".join(parts)

@@ -21,9 +21,10 @@ from pipelines.errors import DataLossError, NsqdAwayError, TopicLogError
 from pipelines.topiclog.options import TopicLogOptions
 from pipelines.topiclog.places import LogName, Place
 from trionsq import httpget
+from trionsq.httpmessage import may_pass
 from trionsq.wire.names import is_valid_name
 
-__all__ = ["LogSize", "Nsqds"]
+__all__ = ["ACCESS_ADVICE", "LogSize", "Nsqds"]
 
 T = TypeVar("T")
 
@@ -34,8 +35,11 @@ _MAX_REQUESTS: Final = 16
 _RETRY_S: Final = 0.5
 # After nsqlookupds that have answered before did not.
 _LOOK_AGAIN_S: Final = 5.0
-# From this status on nsqd may answer well later.
-_LATER_STATUS: Final = 500
+_ACCESS_STATUSES: Final = (401, 403)
+ACCESS_ADVICE: Final = (
+    "client.auth_secret has to be a token of a user of nsqd's --acl-file who may subscribe to the "
+    "topic; with channel the user needs admin of the topic as well"
+)
 
 
 class LogSize(NamedTuple):
@@ -250,7 +254,7 @@ def _body_of(name: LogName, answer: httpget.Answer) -> bytes | None:
         message = str(json.loads(answer.body)["message"])
     except (ValueError, KeyError, TypeError):
         message = ""
-    if answer.status >= _LATER_STATUS:
+    if may_pass(answer.status):
         raise NsqdAwayError(f"{name}: {answer.status} {message}")
     if message == "TOPIC_NOT_FOUND":
         return None
@@ -271,7 +275,8 @@ def _body_of(name: LogName, answer: httpget.Answer) -> bytes | None:
             f"{name.nsqd} can't show logs: it is no nsqd of trionsq, or an old one; read its "
             "topics with mode=receiver"
         )
-    raise TopicLogError(f"{name}: {answer.status} {message}")
+    advice = f"; {ACCESS_ADVICE}" if answer.status in _ACCESS_STATUSES else ""
+    raise TopicLogError(f"{name}: {answer.status} {message}{advice}")
 
 
 def _place_of(name: LogName, notes: list[Mapping[str, Any]]) -> Place:

@@ -44,6 +44,9 @@ def _http_addresses(value: str) -> tuple[str, ...]:
     """One or several ``host:port`` or ``http(s)://host:port`` of nsqd's HTTP."""
     addresses = texts(value)
     for address in addresses:
+        if "@" in address:
+            shown = address.rpartition("@")[2]
+            raise ValueError(f"the address of {shown} has credentials: set client.auth_secret")
         if "://" not in address:
             parse_address(address)
             continue

@@ -11,8 +11,9 @@ import trio
 from anyio.from_thread import start_blocking_portal
 from pyspark.sql.datasource import InputPartition
 
-from pipelines.errors import DataLossError, NsqdAwayError
+from pipelines.errors import DataLossError, NsqdAwayError, TopicLogError
 from pipelines.schema import ARROW_SCHEMA, stored_columns
+from pipelines.topiclog.nsqds import ACCESS_ADVICE
 from pipelines.topiclog.places import LogName
 from trionsq.client import Config, LogRefusedError, TopicLogReader
 from trionsq.wire.client import Columns
@@ -70,6 +71,7 @@ def read_range(partition: InputPartition) -> Iterator[pa.RecordBatch]:
     Raises:
         DataLossError: the log lacks messages, and ``may_lack`` is false.
         NsqdAwayError: nsqd sent nothing for ``nsqdTimeout``.
+        TopicLogError: nsqd does not know ``client.auth_secret`` any more, or its user lost a right.
     """
     # Spark passes an empty partition of its own where a batch read has none.
     if not isinstance(partition, RangePartition):
@@ -101,6 +103,8 @@ async def _gather(
             try:
                 batch = await anext(messages, None)
             except LogRefusedError as error:
+                if error.is_access:
+                    raise TopicLogError(f"{error}; {ACCESS_ADVICE}") from error
                 if not partition.may_lack:
                     raise DataLossError(f"{partition.log} can't be read: {error}") from error
                 batch = None

@@ -75,6 +75,10 @@ async def test_every_route_but_the_health_checks_needs_a_user(options: dict[str,
         (BILLING, "POST", "/pub?topic=orders", 403),
         (BILLING, "GET", "/config/log_level", 403),
         (BILLING, "GET", "/topic/settings", 403),
+        (BILLING, "GET", "/topic/settings?topic=orders", 403),
+        (BILLING, "GET", "/topic/settings?topic=audit", 200),
+        (BILLING, "GET", "/topic/peek?topic=audit", 200),
+        (BILLING, "POST", "/topic/settings?topic=audit&durability=always", 403),
         (OPS, "GET", "/topic/peek?topic=orders", 200),
         (OPS, "PUT", "/config/log_level", 200),
         (OPS, "POST", "/pub?topic=orders", 403),
@@ -88,6 +92,7 @@ async def test_a_user_may_what_the_file_says(
     async with nsqd_in_memory(**options) as broker:
         for channel in ("billing", "other"):
             broker.topic("orders").channel(channel)
+        broker.topic("audit")
         client: Any = guarded_app(broker).test_client()
         answer = await client.open(target, method=method, headers=headers, data=b"info")
         assert answer.status_code == status

@@ -8,12 +8,16 @@ import sys
 import pytest
 
 COMMANDS = ("trionsq.local.nsqd", "lookupd.cli", "admin.cli", "trionsq.local.main")
+JOBS = "pipelines.__main__"
 PROGRAM = """
 import contextlib, importlib, io, sys
 main = importlib.import_module(sys.argv[1]).main
 with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
     raise SystemExit(main(sys.argv[2:]))
-print(*({"trio", "quart", "hypercorn", "h11", "asyncio"} & sys.modules.keys()))
+large = {"trio", "quart", "hypercorn", "h11", "asyncio"}
+if sys.argv[1].startswith("pipelines"):
+    large = {"pyspark", "pyarrow", "numpy", "deltalake", "obstore"}
+print(*(large & sys.modules.keys()))
 """
 
 
@@ -30,6 +34,12 @@ def imported(*words: str) -> list[str]:
 def test_questions_are_answered_without_the_large_packages(module: str, flag: str) -> None:
     """--version and --help import neither trio nor quart."""
     assert imported(module, flag) == []
+
+
+@pytest.mark.parametrize("words", [["--help"], ["archive", "--help"]])
+def test_the_help_of_the_pipelines_comes_before_spark(words: list[str]) -> None:
+    """Nor does it need Arrow, or what else the extras install."""
+    assert imported(JOBS, *words) == []
 
 
 def test_a_broker_starts_without_the_framework() -> None:

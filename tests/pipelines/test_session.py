@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import shlex
+import subprocess
 import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
+import pyspark
 import pytest
+from pyspark.find_spark_home import _find_spark_home
 
 from pipelines import session
 from pipelines.errors import SetupError
+from pipelines.scripts import worker_python
 from pipelines.session import check_workers, prepare
 from tests.soak import in_short_soak
 
@@ -36,8 +40,50 @@ def test_workers_here_are_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """Local workers run this Python, not the python3 of the PATH."""
     monkeypatch.setenv("PYSPARK_PYTHON", "/usr/bin/python3")
     prepare("local[2]")
-    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+    assert (
+        said_by(os.environ["PYSPARK_PYTHON"], "import sys; print(sys.executable)") == sys.executable
+    )
+    assert os.environ["PYSPARK_DRIVER_PYTHON"] == os.environ["PYSPARK_PYTHON"]
     assert os.access(os.path.join(os.environ["JAVA_HOME"], "bin", "java"), os.X_OK)
+
+
+def said_by(python: str, program: str, **environ: str) -> str:
+    """What a program prints; ``-X`` and an argument with spaces are to arrive as well."""
+    command = [
+        python,
+        "-X",
+        "utf8",
+        "-c",
+        f"{program}\nassert sys.argv[1:] == ['a b', '']",
+        "a b",
+        "",
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=True, env=os.environ | environ
+    )
+    return done.stdout.strip()
+
+
+def test_workers_here_compile_no_archive_of_pyspark(tmp_path: Path) -> None:
+    """Spark's archive goes, which it puts in front; all else of the path stays."""
+    python = worker_python({"XDG_CACHE_HOME": f"{tmp_path}/it's new"})
+    assert Path(python).is_relative_to(tmp_path)
+    lib = Path(_find_spark_home()) / "python" / "lib"
+    archive = lib / "pyspark.zip"
+    assert archive.exists()
+    program = "import os, sys; print(os.environ['PYTHONPATH'])"
+    for path in (f"{archive}:/of the/user", "/of the/user", f"/a:{archive}:/b", ""):
+        rest = path.removeprefix(f"{archive}:")
+        assert said_by(python, program, PYTHONPATH=path) == rest
+    program = "import pyspark, sys; print(pyspark.__file__)"
+    found = said_by(python, program, PYTHONPATH=f"{archive}:{next(lib.glob('py4j*'))}")
+    assert found == str(lib.parent.parent / "__init__.py")
+
+
+def test_where_no_script_can_be_workers_are_this_python(tmp_path: Path) -> None:
+    """A home that can't be written is no reason not to start."""
+    (tmp_path / "file").write_bytes(b"")
+    assert worker_python({"XDG_CACHE_HOME": str(tmp_path / "file")}) == sys.executable
 
 
 @pytest.mark.usefixtures("environment")
@@ -98,6 +144,15 @@ def test_workers_that_fit_pass(spark: SparkSession) -> None:
     info = tasks.getJobInfo(job)
     assert info is not None
     assert info.status == "SUCCEEDED"
+
+
+def test_workers_have_the_pyspark_of_the_driver(spark: SparkSession) -> None:
+    """Not Spark's archive of it."""
+
+    def find(_number: int) -> str:
+        return str(sys.modules["pyspark"].__file__)
+
+    assert spark.sparkContext.parallelize([0], 1).map(find).collect() == [pyspark.__file__]
 
 
 def test_workers_with_another_python_are_told(

@@ -23,6 +23,7 @@ import trio
 from trionsq import httpget
 from trionsq.client.config import Config
 from trionsq.client.errors import ClientError, ConnectError
+from trionsq.httpmessage import may_pass
 from trionsq.wire.client import Columns, FrameError
 from trionsq.wire.logstream import LogMessages, LogStreamDecoder
 
@@ -37,13 +38,19 @@ _WAIT_S: Final = 30
 _SILENCE_S: Final = 30.0
 _FIRST_PAUSE_S: Final = 0.25
 _MAX_PAUSE_S: Final = 15.0
-# From this status on nsqd may answer well later.
-_LATER_STATUS: Final = 500
 _MAX_REFUSAL_BYTES: Final = 64 * 1024
 
 
 class LogRefusedError(ClientError):
-    """nsqd refuses to show the log; the text says why."""
+    """nsqd refuses to show the log; the text says why.
+
+    Attributes:
+        is_access: nsqd does not know the secret, or its user may not read the topic.
+    """
+
+    def __init__(self, text: str, *, is_access: bool = False) -> None:
+        super().__init__(text)
+        self.is_access = is_access
 
 
 class TopicLogReader:
@@ -107,7 +114,7 @@ class TopicLogReader:
 
         Raises:
             LogRefusedError: nsqd refuses: there is no such topic, or it has no log, or it was
-                deleted and made again meanwhile.
+                deleted and made again meanwhile, or the secret does not open it.
             ConnectError: nsqd cannot be reached at first, and there was no ``after``; later it is
                 tried again, in growing pauses up to 15 s.
         """
@@ -186,8 +193,8 @@ class TopicLogReader:
         except (ValueError, TypeError, KeyError):
             text = "no nsqd, or one that cannot show its logs"
         text = f"{self.address}: topic {self.topic}: {answer.status} {text}"
-        if answer.status < _LATER_STATUS:
-            raise LogRefusedError(text)
+        if not may_pass(answer.status):
+            raise LogRefusedError(text, is_access=answer.status in (401, 403))
         self._reason, self._fields = "later", {"error": text}
 
     def _take_note(self, kind: str, fields: Mapping[str, Any]) -> None:

@@ -24,8 +24,8 @@ __all__ = ["HttpAccess", "Rule", "client_certificate"]
 
 log = logging.getLogger("trionsq")
 
-Rule = Callable[[AclUser, str, Query], bool]
-"""Whether a user may use a route, by its path in the table of routes, with these parameters."""
+Rule = Callable[[AclUser, str, str, Query], bool]
+"""Whether a user may use a route: method, its path in the table of routes, and the parameters."""
 
 OPEN: Final = frozenset({"/ping", "/live", "/ready"})
 """Health checks have no token."""
@@ -62,7 +62,7 @@ class HttpAccess:
         if user is None or (name and name != user.name):
             log.info("HTTP: %s %s of %s - no known user", request.method, path, host or "@")
             raise HttpError(401, "UNAUTHORIZED", {"WWW-Authenticate": 'Bearer realm="nsq"'})
-        if not self._rule(user, path, parse_query(request.query_string)):
+        if not self._rule(user, request.method, path, parse_query(request.query_string)):
             log.info("HTTP: %s %s of %s - refused to %s", request.method, path, host, user.name)
             raise HttpError(403, "FORBIDDEN")
         if request.method != "GET" and not _publishes(path):

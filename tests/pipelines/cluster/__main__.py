@@ -1,10 +1,11 @@
-"""``python -m tests.pipelines.cluster``: how several receivers scale, and that the driver does not.
+"""``python -m tests.pipelines.cluster``: how receivers and readers scale, and the driver does not.
 
-For 1, 2 and 4 receivers: so many messages of 100 bytes wait at two nsqds; then the receivers write
-their logs, and a query on a standalone cluster of two workers reads these to a noop sink. All on
-this machine. CPU is that of the processes, in microseconds a message: it says more than the rate
-where all share the cores. A driver's bytes are those that it and its source's process read and
-write, files and sockets.
+With 1, 2 and 4 receivers so many messages of 100 bytes wait at two nsqds; then the receivers write
+their logs, and a query on a standalone cluster of two workers reads these to a noop sink. With 1, 2
+and 4 readers the messages are in the log of an nsqd, and so many tasks of the query read them from
+there (mode=log). All on this machine. CPU is that of the processes, in microseconds a message: it
+says more than the rate where all share the cores. A driver's bytes are those that it and its
+source's process read and write, files and sockets.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -28,6 +31,7 @@ from tests.pipelines.receiver.detached import ReceiverProcess
 from tests.pipelines.receiver.drive import post
 from tests.pipelines.settings import SETTINGS
 from tests.pipelines.source.publishing import publish, wait_until
+from tests.pipelines.topiclog.reading import count_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,69 +51,140 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--messages", type=int, default=1_000_000)
-    parser.add_argument("--receivers", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--receivers", type=int, nargs="*", default=[1, 2, 4])
+    parser.add_argument("--readers", type=int, nargs="*", default=[1, 2, 4])
     options = parser.parse_args(arguments)
-    folder = Path(tempfile.mkdtemp(prefix="receivers-"))
-    print(f"{options.messages:,} messages, load average {os.getloadavg()[0]:.1f} before")
+    folder = Path(tempfile.mkdtemp(prefix="cluster-"))
+    runs = [
+        (name, prepare, count)
+        for name, prepare, counts in (
+            ("receivers", _receivers, options.receivers),
+            ("readers", _readers, options.readers),
+        )
+        # The first one warms the JVMs.
+        for count in (*counts[:1], *counts)
+    ]
     with standalone_cluster(folder / "cluster") as cluster:
         spark = spark_session("measure", cluster.url, **SETTINGS, **CLUSTER_SETTINGS)
-        for count in (1, *options.receivers):
-            # The first one warms the JVMs.
-            line = measure(spark, cluster, folder / f"run{time.time_ns()}", count, options.messages)
-            print(line, flush=True)
+        for name, prepare, count in runs:
+            place = folder / f"run{time.time_ns()}"
+            load = os.getloadavg()[0]
+            with prepare(spark, place, count, options.messages) as ready:
+                figures = measure(ready, cluster, options.messages)
+            print(f"{count} {name}: {figures}; load average {load:.1f} before", flush=True)
         spark.stop()
     shutil.rmtree(folder)
     return 0
 
 
-def measure(
-    spark: SparkSession, cluster: Cluster, folder: Path, receivers: int, messages: int
-) -> str:
-    """One run, in a new folder; its line."""
-    with ExitStack() as stack:
-        nsqds = [_started_nsqd(folder / f"nsqd{number}", stack) for number in range(NSQDS)]
-        for nsqd in nsqds:
-            publish(nsqd.http_address, "t", [BODY] * (messages // NSQDS))
-            _channel(nsqd, "pause")
-        processes = [_started_receiver(folder, number, nsqds, stack) for number in range(receivers)]
-        for process in processes:
-            process.await_line("receiving into")
-        wait_until(lambda: len(find_logs(folder / "logs")) == receivers)
-        query = _started_query(spark, folder)
-        stack.callback(query.stop)
-        wait_until(lambda: query.status["message"].startswith("Waiting for"))
-        java = next(pid for pid in descendants(os.getpid()) if "pyspark-shell" in command_of(pid))
-        trees: dict[str, Callable[[], Iterable[int]]] = {
-            "receivers": lambda: [process.process.pid for process in processes],
-            "driver": lambda: [java, *descendants(java)],
-            "executors": lambda: [pid for one in cluster.workers for pid in descendants(one.pid)],
-        }
-        before = {name: _cpu_s(pids()) for name, pids in trees.items()}
-        bytes_before = _bytes(trees["driver"]())
-        began_s = time.monotonic()
-        for nsqd in nsqds:
-            _channel(nsqd, "unpause")
-        rows = _await_rows(query, messages)
-        seconds = time.monotonic() - began_s
-        parts = [
-            f"{name} {(_cpu_s(pids()) - before[name]) / messages * 1e6:.2f} us"
-            for name, pids in trees.items()
-        ]
-        driver_bytes = (_bytes(trees["driver"]()) - bytes_before) / messages
-        assert rows == messages, "some are there twice"
+@dataclass(frozen=True)
+class Ready:
+    """A query that waits for messages.
+
+    Attributes:
+        query: it has read nothing that counts.
+        pids: of the processes that belong to neither the driver nor the executors, by name.
+        let_go: what makes it read them all.
+    """
+
+    query: StreamingQuery
+    pids: Mapping[str, Sequence[int]]
+    let_go: Callable[[], None]
+
+
+def measure(ready: Ready, cluster: Cluster, messages: int) -> str:
+    """From `Ready.let_go` to the last row."""
+    java = next(pid for pid in descendants(os.getpid()) if "pyspark-shell" in command_of(pid))
+    trees: dict[str, Callable[[], Iterable[int]]] = {
+        name: partial(iter, pids) for name, pids in ready.pids.items()
+    }
+    trees["driver"] = lambda: [java, *descendants(java)]
+    trees["executors"] = lambda: [pid for one in cluster.workers for pid in descendants(one.pid)]
+    before = {name: _cpu_s(pids()) for name, pids in trees.items()}
+    bytes_before = _bytes(trees["driver"]())
+    began_s = time.monotonic()
+    ready.let_go()
+    rows = _await_rows(ready.query, messages)
+    seconds = time.monotonic() - began_s
+    parts = [
+        f"{name} {(_cpu_s(pids()) - before[name]) / messages * 1e6:.2f} us"
+        for name, pids in trees.items()
+    ]
+    driver_bytes = (_bytes(trees["driver"]()) - bytes_before) / messages
+    assert rows == messages, "some are there twice"
     return (
-        f"{receivers} receivers: {messages / seconds:,.0f} rows/s; CPU a message: "
-        f"{', '.join(parts)}; the driver's bytes a message: {driver_bytes:.1f}"
+        f"{messages / seconds:,.0f} rows/s; CPU a message: {', '.join(parts)}; the driver's bytes "
+        f"a message: {driver_bytes:.1f}"
     )
 
 
-def _started_nsqd(folder: Path, stack: ExitStack) -> Nsqd:
+@contextmanager
+def _receivers(spark: SparkSession, folder: Path, count: int, messages: int) -> Iterator[Ready]:
+    """Receivers of paused channels, and a query of their logs."""
+    with ExitStack() as stack:
+        nsqds = [_started_nsqd(stack, folder / f"nsqd{number}") for number in range(NSQDS)]
+        for nsqd in nsqds:
+            post(nsqd.http_address, "channel/create?topic=t&channel=c")
+            publish(nsqd.http_address, "t", [BODY] * (messages // NSQDS))
+            _channel(nsqd, "pause")
+        processes = [_started_receiver(folder, number, nsqds, stack) for number in range(count)]
+        for process in processes:
+            process.await_line("receiving into")
+        wait_until(lambda: len(find_logs(folder / "logs")) == count)
+        options = {"walPath": f"{folder}/logs/*", "minPartitions": "2"}
+        query = stack.enter_context(_waiting_query(spark, folder, options))
+        pids = {
+            "nsqds": [nsqd.pid for nsqd in nsqds],
+            "receivers": [process.process.pid for process in processes],
+        }
+
+        def let_go() -> None:
+            for nsqd in nsqds:
+                _channel(nsqd, "unpause")
+
+        yield Ready(query, pids, let_go)
+
+
+@contextmanager
+def _readers(spark: SparkSession, folder: Path, count: int, messages: int) -> Iterator[Ready]:
+    """A query with so many tasks, whose microbatch waits for the last message of a log."""
+    with ExitStack() as stack:
+        nsqd = _started_nsqd(stack, folder / "nsqd", "--storage=log")
+        options = {
+            "mode": "log",
+            "topic": "t",
+            "nsqd.http.addresses": nsqd.http_address,
+            "startingOffsets": "earliest",
+            "minMessagesPerTrigger": str(messages),
+            "minPartitions": str(count),
+            "maxRecordsPerPartition": str(messages),
+        }
+        query = stack.enter_context(_waiting_query(spark, folder, options))
+        publish(nsqd.http_address, "t", [BODY] * (messages - 1))
+        wait_until(lambda: count_of(nsqd.http_address) == messages - 1)
+        last = partial(publish, nsqd.http_address, "t", [BODY])
+        yield Ready(query, {"nsqd": [nsqd.pid]}, last)
+
+
+@contextmanager
+def _waiting_query(
+    spark: SparkSession, folder: Path, options: Mapping[str, str]
+) -> Iterator[StreamingQuery]:
+    writer = spark.readStream.format("nsq").options(**options).load().writeStream.format("noop")
+    query = writer.option("checkpointLocation", f"{folder}/checkpoint").start()
+    try:
+        wait_until(lambda: query.status["message"].startswith("Waiting for"))
+        yield query
+    finally:
+        query.stop()
+
+
+def _started_nsqd(stack: ExitStack, folder: Path, *flags: str) -> Nsqd:
     folder.mkdir(parents=True)
-    nsqd = Nsqd(folder, memory_queue=10_000_000)
+    nsqd = Nsqd(folder, *flags, memory_queue=10_000_000)
     stack.callback(nsqd.kill)
     nsqd.start()
     post(nsqd.http_address, "topic/create?topic=t")
-    post(nsqd.http_address, "channel/create?topic=t&channel=c")
     return nsqd
 
 
@@ -123,12 +198,6 @@ def _started_receiver(
     first, *others = (nsqd.tcp_address for nsqd in nsqds)
     flags = [f"--nsqd-tcp-address={address}" for address in others]
     return stack.enter_context(ReceiverProcess(folder / "logs", f"r{number}", first, *flags))
-
-
-def _started_query(spark: SparkSession, folder: Path) -> StreamingQuery:
-    frame = spark.readStream.format("nsq").option("walPath", f"{folder}/logs/*")
-    writer = frame.option("minPartitions", "2").load().writeStream.format("noop")
-    return writer.option("checkpointLocation", f"{folder}/checkpoint").start()
 
 
 def _await_rows(query: StreamingQuery, messages: int) -> int:

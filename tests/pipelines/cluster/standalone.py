@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +21,20 @@ from typing import Final
 from pipelines.java import java_home
 from tests.processes import free_address, split_address
 
-__all__ = ["CLUSTER_SETTINGS", "Cluster", "standalone_cluster"]
+__all__ = [
+    "CLUSTER_SETTINGS",
+    "Cluster",
+    "await_listener",
+    "standalone_cluster",
+    "started",
+]
 
 START_LIMIT_S: Final = 120.0
 WORKERS: Final = 2
+_DAEMON: Final = {
+    "SPARK_DAEMON_MEMORY": "256m",
+    "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
 
 CLUSTER_SETTINGS: Final = {
     "spark.executor.cores": "1",
@@ -67,14 +77,15 @@ def standalone_cluster(folder: Path) -> Iterator[Cluster]:
     with ExitStack() as stack:
         where = ["--host", host, "--webui-port", "0"]
         master = ["org.apache.spark.deploy.master.Master", *where, "--port", str(port)]
-        process = stack.enter_context(_started(folder / "master", master))
-        _await_listener(address, process, folder / "master" / "log")
-        worker = ["org.apache.spark.deploy.worker.Worker", *where, "--cores", "1"]
+        process = stack.enter_context(started(folder / "master", ["spark-class", *master], _DAEMON))
+        await_listener(address, process, folder / "master" / "log")
+        worker = ["spark-class", "org.apache.spark.deploy.worker.Worker", *where, "--cores", "1"]
         workers = tuple(
             stack.enter_context(
-                _started(
+                started(
                     folder / f"worker{number}",
                     [*worker, "--memory", "1g", "--work-dir", f"{folder}/worker{number}", url],
+                    _DAEMON,
                 )
             )
             for number in range(WORKERS)
@@ -83,16 +94,22 @@ def standalone_cluster(folder: Path) -> Iterator[Cluster]:
 
 
 @contextmanager
-def _started(folder: Path, arguments: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+def started(
+    folder: Path, command: Sequence[str], more_environment: Mapping[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A program of pip's Spark, in a process group of its own; what it says is in ``folder/log``.
+
+    All of the group is killed at the end.
+    """
     folder.mkdir(parents=True)
-    program = Path(sys.executable).parent / "spark-class"
+    program, *arguments = command
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            [program, *arguments],
+            [Path(sys.executable).parent / program, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=_environment(),
+            env={**_environment(), **more_environment},
             start_new_session=True,
         )
     try:
@@ -103,13 +120,8 @@ def _started(folder: Path, arguments: list[str]) -> Iterator[subprocess.Popen[by
         process.wait()
 
 
-def _environment() -> Mapping[str, str]:
-    more = {
-        "JAVA_HOME": str(java_home()),
-        "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-        "SPARK_LOCAL_HOSTNAME": "localhost",
-    }
+def _environment() -> dict[str, str]:
+    more = {"JAVA_HOME": str(java_home()), "SPARK_LOCAL_HOSTNAME": "localhost"}
     # What the tests' own session has set would lead spark-class to think it is a part of it.
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_")}
     # spark-class finds the pyspark of the first python3.
@@ -117,7 +129,8 @@ def _environment() -> Mapping[str, str]:
     return own | more | {"PATH": path}
 
 
-def _await_listener(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def await_listener(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until somebody listens there. AssertionError with the log: the process has ended."""
     deadline_s = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline_s and process.poll() is None:
         try:
@@ -126,4 +139,4 @@ def _await_listener(address: str, process: subprocess.Popen[bytes], log: Path) -
             time.sleep(0.1)
         else:
             return
-    raise AssertionError(f"the master does not listen:\n{log.read_text()[-3000:]}")
+    raise AssertionError(f"it does not listen:\n{log.read_text()[-3000:]}")

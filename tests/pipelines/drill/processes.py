@@ -29,7 +29,8 @@ _PYTHON_WORKER: Final = "pyspark.daemon"
 class Nsqd:
     """An nsqd that can be stopped and started again on the same ports and data."""
 
-    def __init__(self, folder: Path, *, memory_queue: int = 2000) -> None:
+    def __init__(self, folder: Path, *more_flags: str, memory_queue: int = 2000) -> None:
+        self._more_flags = more_flags
         self._memory_queue = memory_queue
         self.tcp_address = free_address()
         self.http_address = free_address()
@@ -47,12 +48,22 @@ class Nsqd:
         }
         with (self._folder / "nsqd.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [*nsqd_command(), *(f"--{name}={value}" for name, value in flags.items())],
+                [
+                    *nsqd_command(),
+                    *(f"--{name}={value}" for name, value in flags.items()),
+                    *self._more_flags,
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
             )
         wait_until(self._answers)
+
+    @property
+    def pid(self) -> int:
+        """Of the running process."""
+        assert self._process is not None
+        return self._process.pid
 
     def stop(self) -> None:
         """SIGTERM. AssertionError: it exits otherwise than by 0."""

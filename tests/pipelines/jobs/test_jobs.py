@@ -15,6 +15,7 @@ from pipelines.__main__ import main
 from tests.pipelines.jobs.running import QUICK, archived, run_example
 from tests.pipelines.sink.rows import taken
 from tests.pipelines.source.publishing import channel_at_rest, publish
+from tests.pipelines.topiclog.reading import LOG, depth_of, published
 from tests.soak import in_short_soak, in_soak
 from trionsq.testing import OpenBroker, broker_in_thread
 
@@ -65,6 +66,22 @@ def test_archive(
     assert not any(folder.glob("run/archive/table/_staging/*/*"))
     channel = channel_at_rest(nsqd.http_address, "orders", "archive")
     assert (channel["depth"], channel["in_flight_count"]) == (0, 0)
+
+
+@in_short_soak
+@pytest.mark.nsqd(**LOG)
+def test_archive_of_a_log(spark: SparkSession, nsqd: OpenBroker) -> None:
+    """By --source-option=mode=log: the channel follows, and a second run goes on."""
+    flags = ["archive", "--topic=t", "--checkpoint=state", "--output=table", "--once"]
+    options = {"mode": "log", "startingOffsets": "earliest"}
+    options["nsqd.http.addresses"] = nsqd.http_address
+    flags += [f"--source-option={name}={value}" for name, value in options.items()]
+    for first in (0, 300):
+        published(nsqd.http_address, numbered(300, first))
+        assert main(flags, spark) == 0
+    assert sorted(row["body"] for row in rows_of("table")) == numbered(600)
+    assert depth_of(nsqd.http_address, "archive") == 0
+    assert not Path("state", "wal").exists()
 
 
 @in_short_soak

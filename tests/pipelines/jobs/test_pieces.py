@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 from pipelines.__main__ import JOBS, main, make_parser
 from pipelines.errors import FolderError
 from pipelines.jobs.arguments import local_folder
+from pipelines.jobs.job import Job
 from pipelines.jobs.replay import PacedChunks, RateLimit, ReplayPosition
 from pipelines.jobs.terminal import Progress, one_line, progress_line
 
@@ -110,6 +113,9 @@ def test_help_has_the_example(name: str, capsys: pytest.CaptureFixture[str]) -> 
 
 STATE = ["--checkpoint=state"]
 NSQD = ["--nsqd-tcp-address=127.0.0.1:4150"]
+LOOKUPD = ["--lookupd-http-address=127.0.0.1:4161"]
+BY_LOG = "--source-option=mode=log"
+DEAD = ["deadletter", "--topic=t", "--channel=c", "--drop-rest", "--output=o"]
 
 
 @pytest.mark.parametrize(
@@ -159,6 +165,11 @@ NSQD = ["--nsqd-tcp-address=127.0.0.1:4150"]
         ),
         (["replay", "--input=.", "--topic=t", *NSQD, *STATE, "--rate=-1"], "at least 0"),
         (["replay", "--input=.", "--topic=t", *NSQD, *STATE, "--since=soon"], "is not a time such"),
+        (["counts", "--topic=t", *NSQD, *STATE, BY_LOG], "mode=log reads by HTTP"),
+        (["counts", "--topic=t", *STATE, BY_LOG], "nsqd.http.addresses or lookupd"),
+        (["counts", "--topic=t", *LOOKUPD, *STATE, BY_LOG, "--wal=w"], "mode=log has none"),
+        ([*DEAD, *LOOKUPD, *STATE, BY_LOG], "mode=log has no attempts"),
+        (["receive", "--topic=t", "--channel=c", "--wal=w", BY_LOG], "mode=log has none"),
         (["nope"], "invalid choice"),
     ],
 )
@@ -191,6 +202,23 @@ def test_repeated_flags_and_commas_are_the_same() -> None:
     sink = sink_options(arguments, None)
     assert (sink["nsqd.tcp.addresses"], sink["client.snappy"]) == ("d:1", "true")
     assert "client.auth_secret" not in sink
+
+
+def test_a_job_may_read_from_the_log_of_nsqd() -> None:
+    """Then it has no receiver's options; an empty --channel is none."""
+    from pipelines.jobs.arguments import source_options
+
+    words = ["counts", "--topic=a,b", *STATE, BY_LOG, "--consumer-opt=auth_secret,x,y"]
+    expected = {"mode": "log", "topic": "a,b", "client.auth_secret": "x,y"}
+    arguments = make_parser().parse_args([*words, *LOOKUPD, "--channel="])
+    found = source_options(arguments, Path("/state"))
+    assert found == expected | {"lookupd.http.addresses": LOOKUPD[0].partition("=")[2]}
+    by_name = {"nsqd.http.addresses": "https://h:4152", "channel": "own"}
+    more = [f"--source-option={name}={value}" for name, value in by_name.items()]
+    found = source_options(make_parser().parse_args([*words, *more]), Path("/state"))
+    assert found == expected | by_name
+    arguments = make_parser().parse_args([*words, *LOOKUPD])
+    assert source_options(arguments, Path("/state"))["channel"] == "counts"
 
 
 def test_an_object_store_is_no_folder(tmp_path: Path) -> None:
@@ -228,6 +256,19 @@ def test_a_log_where_none_can_be_is_a_wrong_flag(
     assert ended.value.code == 2
     assert "argument --wal: " in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("submitted", [True, False])
+def test_a_job_ends_with_the_spark_submit_that_started_it(
+    submitted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that has started Spark itself has any parent."""
+    if submitted:
+        monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "25333")
+    job = Job("archive", argparse.Namespace())
+    assert not job.wait(0)
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    assert job.wait(0) == job.stopping.is_set() == job.is_orphaned == submitted
 
 
 # A rate

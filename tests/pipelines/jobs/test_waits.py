@@ -60,6 +60,8 @@ def test_a_store_that_stays_away_ends_the_job(
         Exception("org.apache.spark.SparkException: Python worker failed to connect back."), 6
     )
     assert stopping.pauses[-1] == 2
+    waits.wait(Exception("Traceback\n ...\npipelines.errors.NsqdAwayError: no answer within"), 7)
+    assert stopping.pauses[-1] == 1
 
 
 def test_a_full_disk_is_named_and_waited_for(
