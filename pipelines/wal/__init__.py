@@ -7,7 +7,7 @@ A log lives in a folder with
 - ``COMMITTED.json``: the position up to which Spark has committed microbatches;
   ``<position>.committed``: the same of a reader that does not write the log
 - ``<first>-<end>.arrow``: immutable segments (Arrow IPC files) without gaps
-- ``OWNER.json``: who writes, once the log was taken over
+- ``OWNER.json``: who writes
 
 or in an object store; see `store`. A position (``lsn``) counts messages from the start of the log.
 Messages are durable when `Wal.append` returns. After a crash at any point the log has all of a

@@ -1,9 +1,10 @@
 """A log in a folder.
 
 What fences a writer off: ``OWNER.json`` names the writer. It looks there between writing a draft
-and renaming it. Whoever takes the log over replaces the file and then removes all drafts. So a
-former writer that looked before finds no draft to rename, or has renamed it before the new one
-lists the segments; and one that looks later sees another name.
+and renaming it. Whoever opens the log replaces the file and then removes all drafts. So a former
+writer that looked before finds no draft to rename, or has renamed it before the new one lists the
+segments; and one that looks later sees another name. The lock only keeps a log from being opened
+while its writer lives: a network file system may lose it, or not tell it to other machines.
 """
 
 from __future__ import annotations
@@ -45,10 +46,18 @@ class FolderPlace:
     owner: Final = ""
     poll_s: Final = 1.0
 
-    def __init__(self, disk: Disk, lock: FolderLock | None = None, reserve_bytes: int = 0) -> None:
-        """*reserve_bytes*: what segments leave free on the disk."""
+    def __init__(
+        self,
+        disk: Disk,
+        lock: FolderLock | None = None,
+        *,
+        reserve_bytes: int = 0,
+        is_taken: bool = False,
+    ) -> None:
+        """*reserve_bytes*: what segments leave free. *is_taken*: another process has the lock."""
         self.path = disk.path
         self._reserve_bytes = reserve_bytes
+        self._is_taken = is_taken
         self._disk = disk
         self._lock = lock
         # What OWNER.json has while this object may write
@@ -68,6 +77,7 @@ class FolderPlace:
             WalError: the disk failed.
         """
         disk = meta.open_disk(path)
+        is_taken = False
         try:
             if not os.path.isdir(disk.path):
                 if not create:
@@ -79,6 +89,7 @@ class FolderPlace:
             except WalLockedError:
                 if not take_over:
                     raise
+                is_taken = True
                 # The other process keeps its lock, of a file without a name.
                 with suppress(FileNotFoundError):
                     disk.unlink(meta.LOCK)
@@ -86,29 +97,36 @@ class FolderPlace:
             size = os.statvfs(disk.path)
         except OSError as error:
             raise WalError(f"the log {disk.path} can't be opened: {error}") from error
-        return cls(disk, lock, min(_RESERVE_BYTES, size.f_blocks * size.f_frsize // 10))
+        reserve_bytes = min(_RESERVE_BYTES, size.f_blocks * size.f_frsize // 10)
+        return cls(disk, lock, reserve_bytes=reserve_bytes, is_taken=is_taken)
 
     def close(self) -> None:
         if self._lock is not None:
             self._lock.release()
 
-    def recover(self, *, create: bool, take_over: bool, now_s: float) -> RecoveredLog:
+    def recover(self, *, create: bool, now_s: float) -> RecoveredLog:
         try:
-            if take_over:
-                self._take_over()
-            else:
-                self._name = meta.read_owner(self._disk)
+            if create or meta.META in self._disk.names():
+                self._fence()
             return recover(self._disk, create=create, now_s=now_s)
         except OSError as error:
             raise WalError(f"the log {self.path} can't be opened: {error}") from error
 
-    def _take_over(self) -> None:
-        self._name = uuid4().hex
-        meta.write_owner(self._disk, self._name)
-        for name in self._disk.names():
-            if name.endswith(".tmp"):
+    def _fence(self) -> None:
+        """Fence the former writer off. Raises WalError, OSError."""
+        name = uuid4().hex
+        try:
+            meta.write_owner(self._disk, name)
+        except OSError as error:
+            # The log opens on a full disk, too: what is in it can be read, which makes room.
+            if self._is_taken or error.errno not in _NO_ROOM:
+                raise
+            name = meta.read_owner(self._disk)
+        self._name = name
+        for draft in self._disk.names():
+            if draft.endswith(".tmp"):
                 with suppress(FileNotFoundError):
-                    self._disk.unlink(name)
+                    self._disk.unlink(draft)
 
     def _check_owner(self) -> None:
         if meta.read_owner(self._disk) != self._name:

@@ -1,15 +1,14 @@
 """Recovery of a log when it is opened: finds its segments and removes the remains of a crash.
 
-Removed are drafts; committed segments before a gap, which an interrupted trim leaves; and a segment
-beside the one that replaced it, which earlier versions could leave. Any other inconsistency is
-damage, and is left as it is.
+Removed are committed segments before a gap, which an interrupted trim leaves; and a segment beside
+the one that replaced it, which earlier versions could leave. Any other inconsistency is damage, and
+is left as it is.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 
 from pipelines.errors import WalDamagedError, WalMissingError
 from pipelines.wal import meta
@@ -52,7 +51,6 @@ def recover(disk: Disk, *, create: bool, now_s: float) -> RecoveredLog:
             "walPath and checkpoint"
         )
     elif create:
-        _remove_drafts(disk, names)
         wal_id = meta.create_meta(disk)
     else:
         raise WalMissingError(f"{disk.path} has no log")
@@ -69,18 +67,10 @@ def recover(disk: Disk, *, create: bool, now_s: float) -> RecoveredLog:
         check_segment(newest, refs[-1], wal_id)
         written_ns = written_ns_of(newest, refs[-1])
     # Nothing is changed before everything is checked.
-    _remove_drafts(disk, names)
     for ref in outdated + replaced:
         disk.unlink(os.path.basename(ref.path))
     segments = [Segment(ref, _nbytes(disk, ref), now_s) for ref in refs]
     return RecoveredLog(wal_id, segments, committed, end, written_ns)
-
-
-def _remove_drafts(disk: Disk, names: list[str]) -> None:
-    for name in names:
-        if name.endswith(".tmp"):
-            with suppress(FileNotFoundError):
-                disk.unlink(name)
 
 
 def without_replaced(

@@ -159,7 +159,7 @@ class StorePlace(_StoredLog):
     def close(self) -> None:
         """Nothing: another process may take the log over at any time."""
 
-    def recover(self, *, create: bool, take_over: bool, now_s: float) -> RecoveredLog:
+    def recover(self, *, create: bool, now_s: float) -> RecoveredLog:
         wal_id = self._read_or_create_id(create=create)
         committed = self.read_committed()
         for _ in range(_OPENINGS):
