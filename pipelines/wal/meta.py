@@ -1,7 +1,8 @@
 """The log's folder and the small files beside the segments.
 
 ``META.json`` names the log, ``COMMITTED.json`` has the committed position, ``LOCK`` is locked by
-the process that writes, ``OWNER.json`` names it. A reader that is not the writer commits by an empty file, ``<position>.committed``: the highest one counts.
+the process that writes, ``OWNER.json`` names it. A reader that is not the writer commits by an
+empty file, ``<position>.committed``: the highest one counts.
 """
 
 from __future__ import annotations
