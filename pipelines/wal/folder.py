@@ -23,6 +23,7 @@ from pipelines.errors import (
     WalFullError,
     WalLockedError,
     WalMissingError,
+    WalRangeError,
 )
 from pipelines.wal import meta
 from pipelines.wal.place import RecoveredLog
@@ -189,6 +190,8 @@ class FolderPlace:
     def read_segment(self, ref: SegmentRef) -> bytes:
         try:
             return read_file(self._disk, os.path.basename(ref.path))
+        except FileNotFoundError as error:
+            raise WalRangeError(f"{ref.path} is gone: it was committed and trimmed") from error
         except OSError as error:
             raise WalError(f"{self.path}: {error}") from error
 

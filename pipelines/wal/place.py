@@ -77,7 +77,7 @@ class LogPlace(Protocol):
         """
 
     def read_segment(self, ref: SegmentRef) -> bytes:
-        """Return the content of a segment. Raises WalError."""
+        """Return the content of a segment. Raises WalError; WalRangeError if it was removed."""
 
     def remove_segments(self, refs: Sequence[SegmentRef]) -> None:
         """Remove segments, oldest first; one that is gone already is no error. Raises WalError."""

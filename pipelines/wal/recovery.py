@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from pipelines.errors import WalDamagedError, WalMissingError
+from pipelines.errors import WalDamagedError, WalMissingError, WalRangeError
 from pipelines.wal import meta
 from pipelines.wal.place import LogPlace, RecoveredLog, Segment
 from pipelines.wal.segments import (
@@ -140,12 +140,16 @@ def recent_ids(place: LogPlace, segments: list[Segment], max_ids: int) -> Iterat
     """The ids of the newest segments, oldest first.
 
     Reads segments until every scope in them has ``max_ids`` ids; older segments with another scope
-    may be left out. Raises WalError.
+    may be left out. So are segments that are trimmed meanwhile. Raises WalError.
     """
     counts: dict[object, int] = {}
     segment_ids: list[list[ScopeIds]] = []
     for segment in reversed(segments):
-        parts = ids_of_segment(place.read_segment(segment.ref), segment.ref)
+        try:
+            data = place.read_segment(segment.ref)
+        except WalRangeError:
+            break  # and all older ones
+        parts = ids_of_segment(data, segment.ref)
         segment_ids.append(parts)
         for part in parts:
             counts[part.scope] = counts.get(part.scope, 0) + len(part.ids)
