@@ -66,7 +66,9 @@ class LogView:
     def refresh(self) -> bool:
         """Find what was appended since; whether there is anything. Cheap if there is not.
 
-        One listing of the folder; for a store, one of the names after the last known one.
+        One listing of the folder; for a store, one of the names after the last known one. If
+        another reader is ahead, and the writer has removed what this view had yet to find, the
+        view begins anew behind the gap.
 
         Raises:
             WalDamagedError, WalError: as `open`. The view stays as it was.
@@ -76,6 +78,8 @@ class LogView:
             self.committed = max(self.committed, self._source.read_committed())
         if not found:
             return False
+        if found[0].first > self.end:
+            self._refs.clear()
         self._refs += found
         return True
 
@@ -136,4 +140,15 @@ def find_logs(root: str | os.PathLike[str]) -> dict[str, str]:
     except OSError as error:
         raise WalError(f"{path} can't be read: {error}") from error
     paths = {name: os.path.join(path, name) for name in names}
-    return {name: at for name, at in paths.items() if os.path.exists(os.path.join(at, meta.META))}
+    return {name: at for name, at in paths.items() if _has_log(at)}
+
+
+def _has_log(path: str) -> bool:
+    """Whether there is a log; a disk that fails is no answer. Raises WalError."""
+    try:
+        os.stat(os.path.join(path, meta.META))
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise WalError(f"{path} can't be read: {error}") from error
+    return True
