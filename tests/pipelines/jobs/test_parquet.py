@@ -98,7 +98,9 @@ def test_a_crash_in_the_middle_loses_and_doubles_nothing(
     else:
         assert calls <= failing, "it should have crashed"
         assert failing > 6, "too few crashes to tell anything"
-    assert (rows_of(tmp_path), frame.writes) == ([1, 2, 3], 1)
+    assert rows_of(tmp_path) == [1, 2, 3]
+    # Two files, three folders, and their mark are synced before the microbatch is complete.
+    assert frame.writes == (2 if failing < 6 else 1)
     assert last_published(tmp_path, QUERY) == 0
 
 
@@ -116,9 +118,9 @@ def test_files_that_are_in_place_already_are_not_missed(tmp_path: Path) -> None:
 
 
 def test_a_batch_that_was_not_complete_is_written_anew(tmp_path: Path) -> None:
-    """Without Spark's _SUCCESS a microbatch is written again."""
+    """A microbatch of which Spark's _SUCCESS alone survived a power cut is written again."""
     stage = tmp_path / "_staging" / QUERY / "0"
     Frame([[9]]).parquet(str(stage))
-    (stage / "_SUCCESS").unlink()
+    next(stage.rglob("*.parquet")).write_bytes(b"")
     write(tmp_path, Frame([[1]]), 0)
     assert rows_of(tmp_path) == [1]
