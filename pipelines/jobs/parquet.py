@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 __all__ = [
-    "START_LIMIT_S",
     "ParquetTable",
     "complete",
     "is_complete",
@@ -34,9 +32,6 @@ __all__ = [
     "replace_file",
     "sync",
 ]
-
-START_LIMIT_S: Final = 60.0
-"""How long the first microbatch waits for the query's id."""
 
 _COMPLETE: Final = "_COMPLETE"
 _PART: Final = re.compile(r"part-([0-9]+)-.*?(c[0-9]+)\.")
@@ -57,21 +52,13 @@ class ParquetTable:
         self.path = path
         self._partition_by = tuple(partition_by)
         self._compression = compression
-        self._query_id: Future[str] = Future()
 
-    def set_query_id(self, query_id: str) -> None:
-        """The query that writes here; Spark keeps its id in the checkpoint."""
-        if not self._query_id.done():
-            self._query_id.set_result(query_id)
-
-    def write(self, frame: DataFrame, batch: int) -> None:
+    def write(self, frame: DataFrame, query_id: str, batch: int) -> None:
         """Write a microbatch, unless it is published already.
 
         Raises:
             FolderError: the folder can't be written.
         """
-        # Spark may call this for the first microbatch before `set_query_id`.
-        query_id = self._query_id.result(timeout=START_LIMIT_S)
         try:
             if batch <= last_published(self.path, query_id):
                 return

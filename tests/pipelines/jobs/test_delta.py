@@ -16,8 +16,7 @@ import pytest
 from pipelines.errors import FolderError, StoreError
 from pipelines.jobs.delta import DeltaTable, parse_location
 from pipelines.jobs.deltafiles import DeltaFile, read_files, write_files
-from pipelines.jobs.deltasource import read_table
-from pipelines.jobs.table import DeltaOutput
+from pipelines.jobs.deltasource import read_table, write_batch
 from tests.pipelines.jobs.running import FIRST
 from tests.soak import in_short_soak
 
@@ -35,9 +34,7 @@ def frame_of(spark: SparkSession, numbers: Iterable[int], topic: str = "t") -> D
 
 
 def write(path: Path, frame: DataFrame, batch: int, query_id: str = "q") -> None:
-    output = DeltaOutput(DeltaTable(str(path), {}, partition_by=PARTITION_BY))
-    output.set_query_id(query_id)
-    output.write(frame, batch)
+    write_batch(DeltaTable(str(path), {}, partition_by=PARTITION_BY), frame, query_id, batch)
 
 
 def foreign_rows(path: Path) -> pa.Table:

@@ -49,9 +49,7 @@ def rows_of(path: Path) -> list[int]:
 
 
 def write(path: Path, frame: Frame, batch: int) -> None:
-    table = ParquetTable(path)
-    table.set_query_id(QUERY)
-    table.write(frame, batch)  # type: ignore[arg-type]
+    ParquetTable(path).write(frame, QUERY, batch)  # type: ignore[arg-type]
 
 
 def test_a_batch_that_comes_again_is_not_written_again(tmp_path: Path) -> None:
@@ -68,9 +66,7 @@ def test_a_batch_that_comes_again_is_not_written_again(tmp_path: Path) -> None:
 def test_two_queries_share_a_table(tmp_path: Path) -> None:
     """Microbatches of two queries with equal numbers do not replace each other."""
     write(tmp_path, Frame([[1]]), 0)
-    other = ParquetTable(tmp_path)
-    other.set_query_id("f" * 16)
-    other.write(Frame([[2]]), 0)  # type: ignore[arg-type]
+    ParquetTable(tmp_path).write(Frame([[2]]), "f" * 16, 0)  # type: ignore[arg-type]
     assert rows_of(tmp_path) == [1, 2]
 
 
