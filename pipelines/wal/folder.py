@@ -292,7 +292,13 @@ class FolderSource:
         )
         refs, _ = without_replaced(self._disk, refs)
         if known:
-            refs = [*known[-1:], *(ref for ref in refs if ref.first >= known[-1].end)]
+            newer = [ref for ref in refs if ref.first >= known[-1].end]
+            if not newer and os.path.basename(known[-1].path) not in names:
+                raise WalDamagedError(
+                    f"{self.path} lacks its newest segment, up to {known[-1].end}: the log was "
+                    "removed or replaced"
+                )
+            refs = [known[-1], *newer]
         # Before the last known segment nothing is looked for, committed or not.
         known_end = known[-1].end if known else 0
         refs, _ = check_contiguous(self.path, refs, max(known_end, self.read_committed()))

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pipelines.session import spark_session
-from pipelines.wal import find_logs
+from pipelines.wal import open_logs
 from tests.pipelines.cluster.standalone import CLUSTER_SETTINGS, Cluster, standalone_cluster
 from tests.pipelines.drill.processes import Nsqd, command_of, descendants
 from tests.pipelines.receiver.detached import ReceiverProcess
@@ -74,7 +74,7 @@ def measure(
         processes = [_started_receiver(folder, number, nsqds, stack) for number in range(receivers)]
         for process in processes:
             process.await_line("receiving into")
-        wait_until(lambda: len(find_logs(folder / "logs")) == receivers)
+        wait_until(lambda: len(open_logs(folder / "logs")) == receivers)
         query = _started_query(spark, folder)
         stack.callback(query.stop)
         wait_until(lambda: query.status["message"].startswith("Waiting for"))

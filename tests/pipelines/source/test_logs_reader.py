@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
-import os
 import pickle
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +25,7 @@ from pipelines.source.logs import shares
 from pipelines.source.offsets import Offset
 from pipelines.source.options import BatchOptions, LogsOptions, logs_root
 from pipelines.source.shared import NsqLogsReader
-from pipelines.wal import Block, LogView, Wal, WalLimits, find_logs, meta
+from pipelines.wal import Block, LogView, Wal, WalLimits, meta
 from pipelines.wal.folder import FolderSource
 from trionsq.disk import RealDisk
 
@@ -221,20 +221,34 @@ def test_what_another_query_has_trimmed_is_a_loss_that_is_told(
 def test_a_disk_that_fails_is_not_a_log_that_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only a folder without META.json has no log; otherwise failOnDataLoss would leave it out."""
-    with Wal.open(tmp_path / "a"):
-        real = os.stat
+    """Otherwise a query with failOnDataLoss=false would leave it out."""
+    with Wal.open(tmp_path / "a") as a:
+        fill(a, b"1")
+        start = {"logs": {"a": {"lsn": 0, "wal": a.id}}}
+        with reading(tmp_path, failOnDataLoss="false") as reader:
 
-        def stat(path: str, **options: bool) -> os.stat_result:
-            if str(path).endswith("META.json"):
+            def fail(*_: object) -> None:
                 raise OSError(errno.EIO, "Input/output error")
-            return real(path, **options)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "stat", stat)
-            with pytest.raises(WalError, match="Input/output error"):
-                find_logs(tmp_path)
-        assert find_logs(tmp_path) == {"a": str(tmp_path / "a")}
+            with monkeypatch.context() as patch:
+                patch.setattr(meta, "read_meta", fail)
+                with pytest.raises(WalError, match="Input/output error"):
+                    reader.latestOffset(start, ALL)
+            assert lsns(reader.latestOffset(start, ALL)) == {"a": 1}
+
+
+def test_a_log_that_is_replaced_is_an_error(tmp_path: Path) -> None:
+    """A view whose newest segment is gone does not wait for positions of another log."""
+    with Wal.open(tmp_path / "a") as a:
+        fill(a, b"1")
+        fill(a, b"2")
+        view = LogView.open(tmp_path / "a")
+        fill(a, b"3")
+    shutil.rmtree(tmp_path / "a")
+    with Wal.open(tmp_path / "a") as a:
+        fill(a, b"9")
+        with pytest.raises(WalDamagedError, match="was removed or replaced"):
+            view.refresh()
 
 
 def test_a_checkpoint_of_one_log_goes_on_with_several(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from threading import Event, Thread
 import pytest
 
 from pipelines.errors import WalError, WalFencedError, WalLockedError, WalMissingError
-from pipelines.wal import LogView, Wal, WalLimits, find_logs
+from pipelines.wal import LogView, Wal, WalLimits, open_logs
 from pipelines.wal.folder import FolderPlace, FolderSource
 from tests.pipelines.wal.logs import LIMITS, block, numbers_on, open_log
 from trionsq.testing.disk import Crashed, SimulatedDisk, SimulatedFile
@@ -309,11 +309,17 @@ def look_and_die(view: LogView) -> None:
 
 def test_logs_below_a_root(tmp_path: Path) -> None:
     """Folders that have a log are found by name; without one there is none."""
-    assert find_logs(tmp_path / "none") == {}
+    assert open_logs(tmp_path / "none") == {}
     for name in ("b", "a"):
         Wal.open(tmp_path / name).close()
     (tmp_path / "other").mkdir()
-    assert find_logs(tmp_path) == {name: str(tmp_path / name) for name in ("a", "b")}
+    views = open_logs(tmp_path)
+    assert [(name, view.path) for name, view in views.items()] == [
+        (name, str(tmp_path / name)) for name in ("a", "b")
+    ]
+    again = open_logs(tmp_path, {"a": views["a"]})
+    assert (again["a"], again["b"].id) == (views["a"], views["b"].id)
+    assert again["b"] is not views["b"]
     with pytest.raises(WalMissingError, match="has no log"):
         LogView.open(tmp_path / "other")
     assert LogView.open(tmp_path / "a").end == 0
