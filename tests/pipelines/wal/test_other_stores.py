@@ -1,4 +1,4 @@
-"""A log in the store that TRIONSQ_TEST_STORE names (``az://container/prefix``), with the environment
+"""A log in the store that TRIONSQ_TEST_STORE names, ``az://container/prefix``, with the environment
 that leads there; without it these tests are skipped."""
 
 from __future__ import annotations
