@@ -14,9 +14,9 @@ import pytest
 
 from pipelines.__main__ import main
 from tests.pipelines.jobs.running import QUICK
+from tests.pipelines.jobs.stores import S3, s3_server
 from tests.pipelines.sink.rows import taken
 from tests.pipelines.source.publishing import channel_at_rest, publish
-from tests.pipelines.wal.s3 import S3Server, s3_server
 from tests.soak import in_short_soak, in_soak
 from trionsq.testing import OpenBroker
 
@@ -30,7 +30,7 @@ def numbered(count: int) -> list[bytes]:
     return [b"%06d" % number for number in range(count)]
 
 
-def options_of(s3: S3Server) -> list[str]:
+def options_of(s3: S3) -> list[str]:
     return [f"--store-option={name}={value}" for name, value in s3.options.items()]
 
 
@@ -48,14 +48,14 @@ def test_an_archive_on_an_object_store(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The store is killed amid the stream, and the query goes on: each message is there once.
+    """The store is away amid the stream: the query goes on, each message is there once.
 
     Then the files are joined, and the table is published again.
     """
     bodies = numbered(3000)
     publish(nsqd.http_address, "orders", bodies)
     addresses = f"--nsqd-tcp-address={nsqd.tcp_address}"
-    with s3_server(tmp_path) as s3:
+    with s3_server() as s3:
         flags = ["archive", "--topic=orders", addresses, "--once", QUICK, "--compact-every=0"]
         flags += ["--format=delta", f"--output={TABLE}", *options_of(s3)]
         flags += [f"--checkpoint={tmp_path}/state", "--source-option=maxMessagesPerTrigger=500"]
@@ -64,9 +64,9 @@ def test_an_archive_on_an_object_store(
         def disturb() -> None:
             while not over.is_set():
                 if sum("part-" in name for name in s3.names()) >= 2:
-                    s3.kill()
+                    s3.down()
                     time.sleep(4)
-                    s3.start()
+                    s3.up()
                     return
                 time.sleep(0.1)
 

@@ -54,18 +54,6 @@ class S3Server:
             "AWS_REGION": "us-east-1",
         }
 
-    @property
-    def options(self) -> dict[str, str]:
-        """The same for deltalake in processes with another environment; it gives up soon."""
-        names = ("aws_access_key_id", "aws_secret_access_key", "aws_region")
-        found = {name: self.environment[name.upper()] for name in names}
-        found |= {"aws_endpoint": f"http://{self.address}", "allow_http": "true"}
-        return found | {"retry_timeout": "2s", "max_retries": "2", "timeout": "10s"}
-
-    def names(self) -> list[str]:
-        """The objects of the bucket."""
-        return [found["path"] for chunk in open_store("s3://bucket").list() for found in chunk]
-
     def start(self) -> None:
         """Start the server with what it had, and let clients in."""
         port = self._inner.split(":")[1]
