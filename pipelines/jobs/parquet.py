@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -25,17 +24,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 __all__ = [
-    "START_LIMIT_S",
     "ParquetTable",
+    "complete",
+    "is_complete",
     "last_published",
     "publish_batch",
     "replace_file",
     "sync",
 ]
 
-START_LIMIT_S: Final = 60.0
-"""How long the first microbatch waits for the query's id."""
-
+_COMPLETE: Final = "_COMPLETE"
 _PART: Final = re.compile(r"part-([0-9]+)-.*?(c[0-9]+)\.")
 
 
@@ -54,29 +52,22 @@ class ParquetTable:
         self.path = path
         self._partition_by = tuple(partition_by)
         self._compression = compression
-        self._query_id: Future[str] = Future()
 
-    def set_query_id(self, query_id: str) -> None:
-        """The query that writes here; Spark keeps its id in the checkpoint."""
-        if not self._query_id.done():
-            self._query_id.set_result(query_id)
-
-    def write(self, frame: DataFrame, batch: int) -> None:
+    def write(self, frame: DataFrame, query_id: str, batch: int) -> None:
         """Write a microbatch, unless it is published already.
 
         Raises:
             FolderError: the folder can't be written.
         """
-        # Spark may call this for the first microbatch before `set_query_id`.
-        query_id = self._query_id.result(timeout=START_LIMIT_S)
         try:
             if batch <= last_published(self.path, query_id):
                 return
             stage = self.path / "_staging" / query_id / str(batch)
-            if not (stage / "_SUCCESS").exists():
+            if not is_complete(stage):
                 shutil.rmtree(stage, ignore_errors=True)
                 writer = frame.write.option("compression", self._compression)
                 writer.partitionBy(*self._partition_by).parquet(str(stage))
+                complete(stage)
             publish_batch(self.path, query_id, batch)
         except OSError as error:
             raise FolderError(f"{self.path} can't be written: {error}") from error
@@ -93,18 +84,16 @@ def last_published(table: Path, query_id: str) -> int:
 def publish_batch(table: Path, query_id: str, batch: int) -> None:
     """Rename the files of a complete microbatch into place; idempotent. Raises OSError."""
     stage = table / "_staging" / query_id / str(batch)
-    files = sorted(stage.rglob("*.parquet"))
-    for path in (*files, stage / "_SUCCESS", *{path.parent for path in files}, stage):
-        sync(path)
     folders = set()
-    for path in files:
+    for path in sorted(stage.rglob("*.parquet")):
         folder = table / path.parent.relative_to(stage)
         folder.mkdir(parents=True, exist_ok=True)
         path.rename(folder / f"{query_id[:8]}-{batch:08}-{_part_of(path.name)}.parquet")
         folders.add(folder)
-    for changed in folders | {parent for folder in folders for parent in _between(folder, table)}:
-        sync(changed)
     (table / "_published").mkdir(exist_ok=True)
+    between = {parent for folder in folders for parent in _between(folder, table)}
+    for changed in {table} | folders | between:
+        sync(changed)
     replace_file(table / "_published" / query_id, str(batch).encode())
     shutil.rmtree(stage)
 
@@ -120,6 +109,22 @@ def _part_of(name: str) -> str:
 
 
 # Files that survive a power cut: whole, or absent
+
+
+def complete(folder: Path) -> None:
+    """Make the Parquet files below a folder durable, then mark it. Raises OSError.
+
+    Spark's ``_SUCCESS`` may survive a power cut that the files before it do not survive.
+    """
+    files = list(folder.rglob("*.parquet"))
+    for path in (*files, *{parent for file in files for parent in _between(file, folder)}):
+        sync(path)
+    replace_file(folder / _COMPLETE, b"")
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether `complete` has marked the folder."""
+    return (folder / _COMPLETE).exists()
 
 
 def sync(path: Path) -> None:

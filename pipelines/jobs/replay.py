@@ -30,7 +30,7 @@ from pipelines.jobs.arguments import (
 from pipelines.jobs.compaction import batches_of, read_lock
 from pipelines.jobs.delta import Condition, DeltaTable, parse_location
 from pipelines.jobs.job import Job
-from pipelines.jobs.parquet import replace_file
+from pipelines.jobs.parquet import complete, is_complete, replace_file
 from pipelines.jobs.table import add_store_options, existing_table
 from pipelines.jobs.terminal import Progress, print_line
 from pipelines.sink.options import SinkOptions
@@ -130,7 +130,7 @@ def run(job: Job) -> None:
         print_line(job.name, "this replay is complete: use a new --checkpoint for another one")
         return
     ordered = checkpoint / "sorted"
-    if not (ordered / "_SUCCESS").exists():
+    if not is_complete(ordered):
         if isinstance(table, DeltaTable):
             from pipelines.jobs.deltasource import read_table
 
@@ -142,6 +142,7 @@ def run(job: Job) -> None:
             with read_lock(table):
                 archive = job.spark().read.schema(_SCHEMA).parquet(str(table))
                 write_sorted(select_messages(archive, arguments), ordered, _parquet_bytes(table))
+        complete(ordered)
     job.close()
     if _publish_all(job, sorted_batches(ordered, position.rows), sink, position):
         shutil.rmtree(ordered)
@@ -247,7 +248,7 @@ def write_sorted(frame: DataFrame, folder: Path, nbytes: int) -> None:
 
     Args:
         frame: made by `select_messages`.
-        folder: complete when it has ``_SUCCESS``.
+        folder: is overwritten.
         nbytes: size of the Parquet files that are read.
     """
     # A task sorts about 64 MiB in memory; rows take about four times their Parquet files.

@@ -7,21 +7,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from pipelines.errors import FolderError, UsageError
 from pipelines.jobs.arguments import local_folder, pairs
 from pipelines.jobs.delta import DeltaTable, is_delta, parse_location
-from pipelines.jobs.parquet import START_LIMIT_S, ParquetTable
+from pipelines.jobs.parquet import ParquetTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 __all__ = [
-    "DeltaOutput",
     "Table",
     "add_output",
     "add_store_options",
@@ -30,35 +30,27 @@ __all__ = [
 ]
 
 _FORMATS: Final = ("parquet", "delta")
+# How long the first microbatch waits for the query's id
+_START_LIMIT_S: Final = 60.0
 
 
-class Table(Protocol):
+class Table:
     """A table in which each microbatch of a query appears once."""
 
-    def set_query_id(self, query_id: str) -> None:
-        """The query that writes here. Later calls have no effect."""
-
-    def write(self, frame: DataFrame, batch: int) -> None:
-        """Add a microbatch, unless the table has it. Raises FolderError, StoreError."""
-
-
-class DeltaOutput:
-    """A Delta table that a query writes to."""
-
-    def __init__(self, table: DeltaTable) -> None:
-        self.table = table
+    def __init__(self, write: Callable[[DataFrame, str, int], None]) -> None:
+        """*write* adds a microbatch by the query's id and its number, unless the table has it."""
+        self._write = write
         self._query_id: Future[str] = Future()
 
     def set_query_id(self, query_id: str) -> None:
-        """The query that writes here. Later calls have no effect."""
+        """The query that writes here; its id is in the checkpoint. Later calls have no effect."""
         if not self._query_id.done():
             self._query_id.set_result(query_id)
 
     def write(self, frame: DataFrame, batch: int) -> None:
-        """Add a microbatch, unless the table has it. Raises as `write_batch`."""
-        from pipelines.jobs.deltasource import write_batch
-
-        write_batch(self.table, frame, self._query_id.result(timeout=START_LIMIT_S), batch)
+        """Add a microbatch, unless the table has it. Raises FolderError, StoreError."""
+        # Spark may call this for the first microbatch before `set_query_id`.
+        self._write(frame, self._query_id.result(timeout=_START_LIMIT_S), batch)
 
 
 def add_output(group: argparse._ArgumentGroup, help_: str, *, required: bool = False) -> None:
@@ -98,12 +90,15 @@ def output_table(arguments: argparse.Namespace, partition_by: Sequence[str] = ()
     options = pairs("--store-option", arguments.store_option)
     if arguments.format == "delta":
         location = parse_location(arguments.output, "--output")
+        from pipelines.jobs.deltasource import write_batch
+
         table = DeltaTable(location, options, partition_by=partition_by)
         table.check()
-        return DeltaOutput(table)
+        return Table(partial(write_batch, table))
     if options:
         raise UsageError("--store-option needs --format=delta")
-    return ParquetTable(local_folder(arguments.output, "--output"), partition_by=partition_by)
+    folder = local_folder(arguments.output, "--output")
+    return Table(ParquetTable(folder, partition_by=partition_by).write)
 
 
 def existing_table(arguments: argparse.Namespace, flag: str, text: str) -> Path | DeltaTable:

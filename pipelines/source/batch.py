@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pipelines.errors import WalRangeError
 from pipelines.source.options import BatchOptions, logs_root
 from pipelines.source.times import first_position
-from pipelines.wal import LogView, SegmentRef, find_logs, read_segment
+from pipelines.wal import LogView, SegmentRef, open_logs, read_segment
 
 __all__ = [
     "LogPartition",
@@ -129,8 +129,8 @@ class NsqBatchReader(DataSourceReader):
         """A partition for each task. Raises DataLossError, WalError."""
         options = self._options
         root = logs_root(options.wal_path)
-        paths = [options.wal_path] if root is None else find_logs(root).values()
-        slices = [part for path in paths for part in self._slices_of(LogView.open(path))]
+        views = [LogView.open(options.wal_path)] if root is None else open_logs(root).values()
+        slices = [part for view in views for part in self._slices_of(view)]
         may_lack = not options.fail_on_data_loss
         limits = options.min_partitions, options.max_records
         return [*partitions_of(slices, *limits, may_lack=may_lack)]

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import Any, Final
 
 from pipelines.errors import WalError, WalLockedError
 from pipelines.receiver.status import ReceiverNote, read_receiver_note
-from pipelines.wal import LogView, find_logs
+from pipelines.wal import LogView, open_logs
 from pipelines.wal.objects import is_store_url
 from trionsq.disk import FolderLock, FolderLockError
 
 __all__ = ["LogSet"]
-
-log = logging.getLogger("pipelines.source")
 
 _LOCK: Final = "READER.lock"
 _LOCK_RETRY_S: Final = 0.1
@@ -47,15 +44,7 @@ class LogSet:
 
     def refresh(self) -> dict[str, LogView]:
         """Look at the logs again, and for new ones; all of them by name. Raises WalError."""
-        paths = find_logs(self.root)
-        for name in self.logs.keys() - paths.keys():
-            del self.logs[name]
-        for name, path in paths.items():
-            if name in self.logs:
-                self.logs[name].refresh()
-            else:
-                log.info("found the log %s", path)
-                self.logs[name] = LogView.open(path)
+        self.logs = open_logs(self.root, self.logs)
         if time.monotonic() >= self._notes_due_s:
             self._notes_due_s = time.monotonic() + _NOTES_S
             self._notes = {

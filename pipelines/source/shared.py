@@ -19,6 +19,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from pipelines.errors import WalFullError
 from pipelines.source.batch import LogPartition, partitions_of, read_partition, slices_of
 from pipelines.source.logs import Positions, added_logs, offset_of_logs, positions_of, shares
 from pipelines.source.logset import LogSet
@@ -97,8 +98,9 @@ class NsqLogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         parts = shares(backlogs, count)
         batch_end = {name: lsn + parts[name] for name, lsn in positions.items()}
-        if self._targets is None:
-            batch_end |= added_logs(logs, positions)
+        # Logs that appear while available messages are read are for the next run.
+        known = logs if self._targets is None else logs.keys() & self._targets.keys()
+        batch_end |= added_logs({name: logs[name] for name in known}, positions)
         self._batch_end = batch_end
         if not count and batch_end.keys() == _names_of(start, positions):
             return start
@@ -180,7 +182,11 @@ class NsqLogsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _commit(self, positions: Mapping[str, int]) -> None:
         for name, lsn in positions.items():
             if lsn > self._logs.logs[name].committed:
-                self._logs.logs[name].commit(lsn)
+                try:
+                    self._logs.logs[name].commit(lsn)
+                except WalFullError as error:
+                    # Spark has the position, too; it is committed here with a later microbatch.
+                    log.warning("%s", error)
 
 
 def _names_of(offset: Offset, positions: Positions) -> set[str]:

@@ -207,7 +207,8 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             metrics = session.receiver.statistics()
             # nsqlookupd may know no nsqd; then no message is available.
             is_connected = metrics["connections"] > 0 or time.monotonic() >= self._connected_by_s
-            is_quiet = is_connected and not metrics["pending"]
+            # A log without room receives nothing for a time; that is not the end.
+            is_quiet = is_connected and not metrics["pending"] and not metrics["is_paused"]
             if available_now.is_complete(end, time.monotonic(), is_quiet=is_quiet):
                 break
             session.receiver.check()

@@ -7,7 +7,7 @@ A log lives in a folder with
 - ``COMMITTED.json``: the position up to which Spark has committed microbatches;
   ``<position>.committed``: the same of a reader that does not write the log
 - ``<first>-<end>.arrow``: immutable segments (Arrow IPC files) without gaps
-- ``OWNER.json``: who writes, once the log was taken over
+- ``OWNER.json``: who writes
 
 or in an object store; see `store`. A position (``lsn``) counts messages from the start of the log.
 Messages are durable when `Wal.append` returns. After a crash at any point the log has all of a
@@ -15,7 +15,7 @@ segment or nothing of it. There are never two writers: whoever takes a log over 
 writer off, even if that one sleeps and wakes up later.
 
 - `log`: `Wal` and `WalLimits`, for the writer; `view`: `LogView`, for those who only read and
-  commit, and `find_logs`
+  commit, and `open_logs`
 - `segments`: `Block` (what is appended), `SegmentRef` and `read_segment` (for executors)
 - `place`: where a log can live; `folder` and `store`: the two kinds
 - `recovery`: reads the folder when a log is opened; `meta`: the small files and the lock
@@ -35,8 +35,8 @@ Two processes, of which one receives and the other reads::
     wal = Wal.open("s3://bucket/logs/a", take_over=True)   # whoever had it writes no more
     wal.append(...)                 # WalFencedError after the next process has taken it over
 
-    for name, path in find_logs("s3://bucket/logs").items():
-        view = LogView.open(path)   # no lock; id, first, end, committed
+    for name, view in open_logs("s3://bucket/logs").items():  # LogView.open(path) for one
+        view.first, view.end        # no lock; also id, committed
         view.refresh()              # cheap; then view.end is later
         refs = view.segments(view.committed, view.end)
         view.commit(view.end)       # the writer trims
@@ -54,7 +54,7 @@ from pipelines.errors import (
 from pipelines.wal.duplicates import Duplicates
 from pipelines.wal.log import Wal, WalLimits
 from pipelines.wal.segments import Block, SegmentRef, read_segment
-from pipelines.wal.view import LogView, find_logs
+from pipelines.wal.view import LogView, open_logs
 
 __all__ = [
     "Block",
@@ -70,6 +70,6 @@ __all__ = [
     "WalLockedError",
     "WalMissingError",
     "WalRangeError",
-    "find_logs",
+    "open_logs",
     "read_segment",
 ]

@@ -1,9 +1,10 @@
 """A log in a folder.
 
 What fences a writer off: ``OWNER.json`` names the writer. It looks there between writing a draft
-and renaming it. Whoever takes the log over replaces the file and then removes all drafts. So a
-former writer that looked before finds no draft to rename, or has renamed it before the new one
-lists the segments; and one that looks later sees another name.
+and renaming it. Whoever opens the log replaces the file and then removes all drafts. So a former
+writer that looked before finds no draft to rename, or has renamed it before the new one lists the
+segments; and one that looks later sees another name. The lock only keeps a log from being opened
+while its writer lives: a network file system may lose it, or not tell it to other machines.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pipelines.errors import (
     WalFullError,
     WalLockedError,
     WalMissingError,
+    WalRangeError,
 )
 from pipelines.wal import meta
 from pipelines.wal.place import RecoveredLog
@@ -45,10 +47,18 @@ class FolderPlace:
     owner: Final = ""
     poll_s: Final = 1.0
 
-    def __init__(self, disk: Disk, lock: FolderLock | None = None, reserve_bytes: int = 0) -> None:
-        """*reserve_bytes*: what segments leave free on the disk."""
+    def __init__(
+        self,
+        disk: Disk,
+        lock: FolderLock | None = None,
+        *,
+        reserve_bytes: int = 0,
+        is_taken: bool = False,
+    ) -> None:
+        """*reserve_bytes*: what segments leave free. *is_taken*: another process has the lock."""
         self.path = disk.path
         self._reserve_bytes = reserve_bytes
+        self._is_taken = is_taken
         self._disk = disk
         self._lock = lock
         # What OWNER.json has while this object may write
@@ -68,6 +78,7 @@ class FolderPlace:
             WalError: the disk failed.
         """
         disk = meta.open_disk(path)
+        is_taken = False
         try:
             if not os.path.isdir(disk.path):
                 if not create:
@@ -79,6 +90,7 @@ class FolderPlace:
             except WalLockedError:
                 if not take_over:
                     raise
+                is_taken = True
                 # The other process keeps its lock, of a file without a name.
                 with suppress(FileNotFoundError):
                     disk.unlink(meta.LOCK)
@@ -86,29 +98,36 @@ class FolderPlace:
             size = os.statvfs(disk.path)
         except OSError as error:
             raise WalError(f"the log {disk.path} can't be opened: {error}") from error
-        return cls(disk, lock, min(_RESERVE_BYTES, size.f_blocks * size.f_frsize // 10))
+        reserve_bytes = min(_RESERVE_BYTES, size.f_blocks * size.f_frsize // 10)
+        return cls(disk, lock, reserve_bytes=reserve_bytes, is_taken=is_taken)
 
     def close(self) -> None:
         if self._lock is not None:
             self._lock.release()
 
-    def recover(self, *, create: bool, take_over: bool, now_s: float) -> RecoveredLog:
+    def recover(self, *, create: bool, now_s: float) -> RecoveredLog:
         try:
-            if take_over:
-                self._take_over()
-            else:
-                self._name = meta.read_owner(self._disk)
+            if create or meta.META in self._disk.names():
+                self._fence()
             return recover(self._disk, create=create, now_s=now_s)
         except OSError as error:
             raise WalError(f"the log {self.path} can't be opened: {error}") from error
 
-    def _take_over(self) -> None:
-        self._name = uuid4().hex
-        meta.write_owner(self._disk, self._name)
-        for name in self._disk.names():
-            if name.endswith(".tmp"):
+    def _fence(self) -> None:
+        """Fence the former writer off. Raises WalError, OSError."""
+        name = uuid4().hex
+        try:
+            meta.write_owner(self._disk, name)
+        except OSError as error:
+            # The log opens on a full disk, too: what is in it can be read, which makes room.
+            if self._is_taken or error.errno not in _NO_ROOM:
+                raise
+            name = meta.read_owner(self._disk)
+        self._name = name
+        for draft in self._disk.names():
+            if draft.endswith(".tmp"):
                 with suppress(FileNotFoundError):
-                    self._disk.unlink(name)
+                    self._disk.unlink(draft)
 
     def _check_owner(self) -> None:
         if meta.read_owner(self._disk) != self._name:
@@ -171,6 +190,8 @@ class FolderPlace:
     def read_segment(self, ref: SegmentRef) -> bytes:
         try:
             return read_file(self._disk, os.path.basename(ref.path))
+        except FileNotFoundError as error:
+            raise WalRangeError(f"{ref.path} is gone: it was committed and trimmed") from error
         except OSError as error:
             raise WalError(f"{self.path}: {error}") from error
 
@@ -271,7 +292,13 @@ class FolderSource:
         )
         refs, _ = without_replaced(self._disk, refs)
         if known:
-            refs = [*known[-1:], *(ref for ref in refs if ref.first >= known[-1].end)]
+            newer = [ref for ref in refs if ref.first >= known[-1].end]
+            if not newer and os.path.basename(known[-1].path) not in names:
+                raise WalDamagedError(
+                    f"{self.path} lacks its newest segment, up to {known[-1].end}: the log was "
+                    "removed or replaced"
+                )
+            refs = [known[-1], *newer]
         # Before the last known segment nothing is looked for, committed or not.
         known_end = known[-1].end if known else 0
         refs, _ = check_contiguous(self.path, refs, max(known_end, self.read_committed()))

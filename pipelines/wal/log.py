@@ -65,11 +65,10 @@ class Wal:
         *,
         create: bool,
         limits: WalLimits,
-        take_over: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """For tests with places of their own; see `open`. ``clock``: seconds, for the retention."""
-        recovered = place.recover(create=create, take_over=take_over, now_s=clock())
+        recovered = place.recover(create=create, now_s=clock())
         self.id = recovered.wal_id
         self.path = place.path
         self.limits = limits
@@ -105,9 +104,9 @@ class Wal:
     ) -> Wal:
         """Open a log for writing; create one if there is none and ``create`` is true.
 
-        A folder is locked. With ``take_over`` another process that holds the lock, or held it and
-        hangs, is fenced off: its next append or commit raises WalFencedError, and nothing of it is
-        in the log. A log in an object store is taken over in any case.
+        Whoever had it open before is fenced off: its next append or commit raises WalFencedError,
+        and nothing of it is in the log. A folder is locked against that; with ``take_over`` the
+        lock of another process, which may hang, does not count. An object store has no locks.
 
         Args:
             path: a folder, or the URL of an object store (``s3://bucket/prefix``).
@@ -125,7 +124,7 @@ class Wal:
         else:
             place = FolderPlace.open(path, create=create, take_over=take_over)
         try:
-            return cls(place, create=create, limits=limits or WalLimits(), take_over=take_over)
+            return cls(place, create=create, limits=limits or WalLimits())
         except BaseException:
             place.close()
             raise

@@ -1,8 +1,8 @@
 """The log's folder and the small files beside the segments.
 
 ``META.json`` names the log, ``COMMITTED.json`` has the committed position, ``LOCK`` is locked by
-the process that writes, ``OWNER.json`` names the writer once the log was taken over. A reader that
-is not the writer commits by an empty file, ``<position>.committed``: the highest one counts.
+the process that writes, ``OWNER.json`` names it. A reader that is not the writer commits by an
+empty file, ``<position>.committed``: the highest one counts.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def parse_meta(text: bytes, path: str) -> str:
 
 
 def read_owner(disk: Disk) -> str:
-    """Return the name of the writer that took the log over; empty without one.
+    """Return the name of the log's writer; empty without one.
 
     Raises as `read_meta`.
     """

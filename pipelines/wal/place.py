@@ -1,7 +1,7 @@
 """Where a log lives: what a folder and an object store have to do for it.
 
-`FolderPlace` and `StorePlace` are the two kinds. A place has one writer at a time. Whoever takes
-the log over changes the place so that the next write of the former writer raises WalFencedError,
+`FolderPlace` and `StorePlace` are the two kinds. A place has one writer at a time. Whoever opens
+the log changes the place so that the next write of the former writer raises WalFencedError,
 whenever that comes.
 """
 
@@ -57,10 +57,10 @@ class LogPlace(Protocol):
     def poll_s(self) -> float:
         """How often to look for positions that readers have committed."""
 
-    def recover(self, *, create: bool, take_over: bool, now_s: float) -> RecoveredLog:
+    def recover(self, *, create: bool, now_s: float) -> RecoveredLog:
         """Read the log and remove the remains of a crash; with ``create`` make a missing one.
 
-        With ``take_over`` a former writer is fenced off first. An object store always does that.
+        A former writer is fenced off first, whether it lives or not.
 
         Raises:
             WalDamagedError: something is missing or inconsistent.
@@ -77,7 +77,7 @@ class LogPlace(Protocol):
         """
 
     def read_segment(self, ref: SegmentRef) -> bytes:
-        """Return the content of a segment. Raises WalError."""
+        """Return the content of a segment. Raises WalError; WalRangeError if it was removed."""
 
     def remove_segments(self, refs: Sequence[SegmentRef]) -> None:
         """Remove segments, oldest first; one that is gone already is no error. Raises WalError."""

@@ -1,17 +1,16 @@
 """Recovery of a log when it is opened: finds its segments and removes the remains of a crash.
 
-Removed are drafts; committed segments before a gap, which an interrupted trim leaves; and a segment
-beside the one that replaced it, which earlier versions could leave. Any other inconsistency is
-damage, and is left as it is.
+Removed are committed segments before a gap, which an interrupted trim leaves; and a segment beside
+the one that replaced it, which earlier versions could leave. Any other inconsistency is damage, and
+is left as it is.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 
-from pipelines.errors import WalDamagedError, WalMissingError
+from pipelines.errors import WalDamagedError, WalMissingError, WalRangeError
 from pipelines.wal import meta
 from pipelines.wal.place import LogPlace, RecoveredLog, Segment
 from pipelines.wal.segments import (
@@ -52,7 +51,6 @@ def recover(disk: Disk, *, create: bool, now_s: float) -> RecoveredLog:
             "walPath and checkpoint"
         )
     elif create:
-        _remove_drafts(disk, names)
         wal_id = meta.create_meta(disk)
     else:
         raise WalMissingError(f"{disk.path} has no log")
@@ -69,18 +67,10 @@ def recover(disk: Disk, *, create: bool, now_s: float) -> RecoveredLog:
         check_segment(newest, refs[-1], wal_id)
         written_ns = written_ns_of(newest, refs[-1])
     # Nothing is changed before everything is checked.
-    _remove_drafts(disk, names)
     for ref in outdated + replaced:
         disk.unlink(os.path.basename(ref.path))
     segments = [Segment(ref, _nbytes(disk, ref), now_s) for ref in refs]
     return RecoveredLog(wal_id, segments, committed, end, written_ns)
-
-
-def _remove_drafts(disk: Disk, names: list[str]) -> None:
-    for name in names:
-        if name.endswith(".tmp"):
-            with suppress(FileNotFoundError):
-                disk.unlink(name)
 
 
 def without_replaced(
@@ -150,12 +140,16 @@ def recent_ids(place: LogPlace, segments: list[Segment], max_ids: int) -> Iterat
     """The ids of the newest segments, oldest first.
 
     Reads segments until every scope in them has ``max_ids`` ids; older segments with another scope
-    may be left out. Raises WalError.
+    may be left out. So are segments that are trimmed meanwhile. Raises WalError.
     """
     counts: dict[object, int] = {}
     segment_ids: list[list[ScopeIds]] = []
     for segment in reversed(segments):
-        parts = ids_of_segment(place.read_segment(segment.ref), segment.ref)
+        try:
+            data = place.read_segment(segment.ref)
+        except WalRangeError:
+            break  # and all older ones
+        parts = ids_of_segment(data, segment.ref)
         segment_ids.append(parts)
         for part in parts:
             counts[part.scope] = counts.get(part.scope, 0) + len(part.ids)

@@ -10,7 +10,9 @@ Below the log's URL:
 What fences a writer off: every segment is created by a PUT that the store refuses if the object is
 there already (If-None-Match). A new writer first creates an empty segment of the next number. The
 former one does not know that, and its next PUT is for the same name. Empty segments are never
-removed, because a former writer may wake up at any time.
+removed, because a former writer may wake up at any time. The new writer may be the one that slept:
+meanwhile a segment of the next number may have been written, committed and trimmed. Then there is
+one of a later number; the new writer sees it and begins again.
 
 Addresses and credentials come from the environment (``AWS_*``, ``GOOGLE_*``, ``AZURE_*``) or from
 the machine's role, in the driver as in the executors.
@@ -46,12 +48,18 @@ from pipelines.wal.segments import (
 __all__ = ["StorePlace", "StoreSource"]
 
 _OPENINGS: Final = 20
+# A gap that is there so often is damage, and not a log that is trimmed amid the requests.
+_LISTINGS: Final = 3
 _SEGMENTS: Final = "segments"
 _COMMITTED: Final = "committed"
-_KEY: Final = re.compile(rf"{_SEGMENTS}/([0-9]{{20}})\.([0-9]{{10}})\.arrow")
-# An empty segment is smaller; what is larger has messages
+_KEY_PATTERN: Final = re.compile(rf"{_SEGMENTS}/([0-9]{{20}})\.([0-9]{{10}})\.arrow")
+# An empty segment is smaller; what is larger has messages.
 _EMPTY_BYTES: Final = 2048
 _HEAD_BYTES: Final = 64 << 10
+
+
+def _key(first: int, number: int) -> str:
+    return f"{_SEGMENTS}/{first:020}.{number:010}.arrow"
 
 
 class _StoredLog(Objects):
@@ -97,7 +105,7 @@ class _StoredLog(Objects):
         found = [
             (int(match[1]), int(match[2]), key, nbytes)
             for key, nbytes in keys
-            if (match := _KEY.fullmatch(key)) is not None
+            if (match := _KEY_PATTERN.fullmatch(key)) is not None
         ]
         found.sort(key=lambda item: item[1])
         if not found:
@@ -116,17 +124,22 @@ class _StoredLog(Objects):
         ]
 
     def contiguous(
-        self, found: list[tuple[SegmentRef, int, int]], committed: int
-    ) -> tuple[list[tuple[SegmentRef, int, int]], list[tuple[SegmentRef, int, int]]]:
-        """The segments with numbers in a row at the end, and what an interrupted trim left.
+        self, found: list[tuple[SegmentRef, int, int]]
+    ) -> tuple[list[tuple[SegmentRef, int, int]], list[tuple[SegmentRef, int, int]], int]:
+        """The segments with numbers in a row at the end, what an interrupted trim left, and the
+        committed position.
 
-        Raises WalDamagedError: segments that are not committed are missing.
+        It is read after the segments were listed: what was trimmed before was committed before.
+
+        Raises WalDamagedError: segments that are not committed are missing. Also raises WalError.
         """
+        committed = self.read_committed()
         start = len(found) - 1
         while start > 0 and found[start - 1][1] + 1 == found[start][1]:
             start -= 1
         start = max(start, 0)
         if found:
+            start = self._after_late_fence(found, start)
             first, end = found[start][0].first, found[-1][0].end
             if first > committed or end < committed:
                 low, high = (committed, first) if first > committed else (end, committed)
@@ -135,7 +148,22 @@ class _StoredLog(Objects):
                     "them back from a version or a copy; or, to continue without these messages, "
                     "use another walPath and checkpoint"
                 )
-        return found[start:], found[:start]
+        return found[start:], found[:start], committed
+
+    def _after_late_fence(self, found: list[tuple[SegmentRef, int, int]], start: int) -> int:
+        """Where the segments begin if a new writer that came too late died before it saw that.
+
+        Its empty segment has the name of one that was trimmed, so it is the first of them.
+        Raises FileNotFoundError: it was removed meanwhile. Also raises WalError.
+        """
+        for index in range(start, len(found) - 1):
+            ref, _, nbytes = found[index]
+            if ref.first < ref.end:
+                if nbytes > _EMPTY_BYTES:
+                    break
+                head = self.read_head(self.key_of(ref), _HEAD_BYTES)
+                return index + 1 if positions_in(head, ref.path)[1] == ref.first else start
+        return start
 
 
 class StorePlace(_StoredLog):
@@ -159,13 +187,12 @@ class StorePlace(_StoredLog):
     def close(self) -> None:
         """Nothing: another process may take the log over at any time."""
 
-    def recover(self, *, create: bool, take_over: bool, now_s: float) -> RecoveredLog:
+    def recover(self, *, create: bool, now_s: float) -> RecoveredLog:
         wal_id = self._read_or_create_id(create=create)
-        committed = self.read_committed()
-        for _ in range(_OPENINGS):
+        for opening in range(1, _OPENINGS + 1):
             try:
                 found = self.refs_of(self.list_keys(_SEGMENTS))
-                kept, outdated = self.contiguous(found, committed)
+                kept, outdated, committed = self.contiguous(found)
                 written_ns = 0
                 if kept:
                     ref, self._number, _ = kept[-1]
@@ -174,11 +201,15 @@ class StorePlace(_StoredLog):
                     written_ns = written_ns_of(newest, ref)
             except (FileNotFoundError, WalRangeError):
                 continue  # another process opens or trims the log at this moment
+            except WalDamagedError:
+                if opening >= _LISTINGS:
+                    raise
+                continue
             end = kept[-1][0].end if kept else committed
             # Later than whatever the former writer tried to write
             written_ns = max(written_ns + 1, time.time_ns())
             fence = encode_segment(end, wal_id, [], written_ns, self.owner)
-            if self._create_next(end, fence):
+            if self._create_next(end, fence) and self._is_in_time(end):
                 break
         else:
             raise WalError(f"{self.url}: other processes take the log over again and again")
@@ -208,15 +239,28 @@ class StorePlace(_StoredLog):
         """Create the segment of the next number; False if another writer did. Raises WalError."""
         number = self._number + 1
         try:
-            is_ours = self.create(f"{_SEGMENTS}/{first:020}.{number:010}.arrow", data)
+            is_ours = self.create(_key(first, number), data)
         except FileNotFoundError as error:
             raise WalError(f"{self.url}: {reason_of(error)}") from error
         if is_ours:
             self._number = number
         return is_ours
 
+    def _is_in_time(self, first: int) -> bool:
+        """Whether the empty segment, just created, fences the former writer off. Raises WalError.
+
+        Else it is removed: its name was that of a segment with messages.
+        """
+        own = _key(first, self._number)
+        later = [key for key, _ in self.list_keys(_SEGMENTS, after=own)]
+        # The next one is another new writer's, which has begun where this one did.
+        if not later or _key(first, self._number + 1) in later:
+            return True
+        self.remove([own])
+        return False
+
     def _url_of(self, first: int, number: int) -> str:
-        return f"{self.url}/{_SEGMENTS}/{first:020}.{number:010}.arrow"
+        return f"{self.url}/{_key(first, number)}"
 
     def write_segment(self, first: int, end: int, data: bytes) -> str:
         if not self._create_next(first, data):
@@ -253,15 +297,21 @@ class StoreSource(_StoredLog):
 
     def list_segments(self, known: Sequence[SegmentRef]) -> list[SegmentRef] | None:
         last = self._last if known or self._last is None else None
-        keys = self.list_keys(_SEGMENTS, after=last[0] if last else "")
-        if not keys:
-            return None if self._last else []
-        try:
-            found = self.refs_of(keys)
-        except FileNotFoundError:
-            return None  # trimmed between the two requests; the next call sees it all
-        if last is None or found[0][1] != last[1] + 1:
-            found, _ = self.contiguous(found, self.read_committed())
+        for tries_left in reversed(range(_LISTINGS)):
+            keys = self.list_keys(_SEGMENTS, after=last[0] if last else "")
+            if not keys:
+                return None if self._last else []
+            try:
+                found = self.refs_of(keys)
+                if last is None or found[0][1] != last[1] + 1:
+                    found, *_ = self.contiguous(found)
+            except FileNotFoundError:
+                return None  # trimmed between the two requests; the next call sees it all
+            except WalDamagedError:
+                if not tries_left:
+                    raise
+            else:
+                break
         self._last = (self.key_of(found[-1][0]), found[-1][1])
         return [ref for ref, *_ in found if ref.first < ref.end]
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
 
-from pipelines.errors import WalError, WalRangeError
-from pipelines.wal import meta
+from pipelines.errors import WalError, WalMissingError, WalRangeError
 from pipelines.wal.folder import FolderSource
 from pipelines.wal.objects import is_store_url
 from pipelines.wal.place import LogSource
 from pipelines.wal.segments import SegmentRef
 from pipelines.wal.store import StoreSource
 
-__all__ = ["LogView", "find_logs"]
+__all__ = ["LogView", "open_logs"]
+
+log = logging.getLogger("pipelines.source")
 
 
 class LogView:
@@ -66,7 +69,9 @@ class LogView:
     def refresh(self) -> bool:
         """Find what was appended since; whether there is anything. Cheap if there is not.
 
-        One listing of the folder; for a store, one of the names after the last known one.
+        One listing of the folder; for a store, one of the names after the last known one. If
+        another reader is ahead, and the writer has removed what this view had yet to find, the
+        view begins anew behind the gap.
 
         Raises:
             WalDamagedError, WalError: as `open`. The view stays as it was.
@@ -76,6 +81,8 @@ class LogView:
             self.committed = max(self.committed, self._source.read_committed())
         if not found:
             return False
+        if found[0].first > self.end:
+            self._refs.clear()
         self._refs += found
         return True
 
@@ -116,14 +123,34 @@ class LogView:
         del self._refs[: min(done, len(self._refs) - 1)]
 
 
-def find_logs(root: str | os.PathLike[str]) -> dict[str, str]:
-    """The logs directly below a folder or a URL: their names and paths, sorted by name.
+def open_logs(
+    root: str | os.PathLike[str], known: Mapping[str, LogView] | None = None
+) -> dict[str, LogView]:
+    """The logs directly below a folder or a URL, by name, in order.
 
-    A root that is not there has no logs. A name is the last part of the path.
+    A root that is not there has no logs; other folders below it do not matter. A name is the last
+    part of the path. The views among ``known`` are refreshed, the others are new.
 
     Raises:
-        WalError: the root can't be read.
+        WalDamagedError, WalError: as `LogView.open`, or the root can't be read.
     """
+    views = {}
+    for name, path in _children(root).items():
+        view = known.get(name) if known is not None else None
+        if view is not None:
+            view.refresh()
+        else:
+            try:
+                view = LogView.open(path)
+            except WalMissingError:
+                continue
+            log.info("found the log %s", path)
+        views[name] = view
+    return views
+
+
+def _children(root: str | os.PathLike[str]) -> dict[str, str]:
+    """The folders below a root that may be logs: their names and paths. Raises WalError."""
     if is_store_url(root):
         store = StoreSource(str(root))
         return {name: f"{store.url}/{name}" for name in store.list_children()}
@@ -135,5 +162,4 @@ def find_logs(root: str | os.PathLike[str]) -> dict[str, str]:
         return {}
     except OSError as error:
         raise WalError(f"{path} can't be read: {error}") from error
-    paths = {name: os.path.join(path, name) for name in names}
-    return {name: at for name, at in paths.items() if os.path.exists(os.path.join(at, meta.META))}
+    return {name: os.path.join(path, name) for name in names}

@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 from pipelines.jobs.job import BATCH_LIMIT_S
+from pipelines.jobs.receive import config_of
+from pipelines.receiver.config import Share
 from tests.deploy.commands import CONFIG_FOLDER, job_arguments, options
 from tests.deploy.topology import DEPLOY
 from trionsq.tools.nsq_drain import parse_arguments
@@ -169,7 +171,27 @@ def test_the_pipeline_takes_its_arguments() -> None:
     assert found("StatefulSet", "archive")["spec"]["replicas"] == 1
 
 
-@pytest.mark.parametrize("name", [*PROGRAMS, "archive"])
+def test_the_receivers_take_their_arguments() -> None:
+    """Each pod has a log of its own and its part of the nsqds, and a stop waits for what it has."""
+    template = pod("receivers")
+    (container,) = template["containers"]
+    replicas = found("StatefulSet", "receivers")["spec"]["replicas"]
+    declared = {variable["name"] for variable in container["env"]}
+    configs = []
+    for number in range(replicas):
+        values = {"POD_NAME": f"receivers-{number}", "POD_INDEX": str(number)}
+        assert declared == set(values)
+        words = list(container["args"])
+        for variable, value in values.items():
+            words = [word.replace(f"$({variable})", value) for word in words]
+        configs.append(config_of(job_arguments(words)))
+    assert [config.name for config in configs] == ["receivers-0", "receivers-1"]
+    assert [config.receiver.nsqd_share for config in configs] == [Share(0, 2), Share(1, 2)]
+    limit_s = max(config.receiver.stop_timeout_s for config in configs)
+    assert template["terminationGracePeriodSeconds"] > limit_s + 10
+
+
+@pytest.mark.parametrize("name", [*PROGRAMS, "archive", "receivers"])
 def test_every_pod_is_locked_down(name: str) -> None:
     """Pods meet the restricted policy, and have a read-only root file system."""
     template = pod(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 import shutil
@@ -10,11 +11,12 @@ import subprocess
 import pytest
 
 from pipelines.jobs.job import BATCH_LIMIT_S
+from pipelines.jobs.receive import config_of
 from tests.deploy.commands import DAEMONS, job_arguments, options
 from tests.deploy.topology import DEPLOY
 
 FOLDER = DEPLOY / "systemd"
-UNITS = (*DAEMONS, "nsq-archive")
+UNITS = (*DAEMONS, "nsq-archive", "nsq-receive")
 
 
 def settings(name: str) -> dict[str, str]:
@@ -36,18 +38,31 @@ def test_the_daemons_take_their_command_lines(name: str) -> None:
         assert given.broadcast_address.endswith(".example")
 
 
+def command_of_job(name: str) -> argparse.Namespace:
+    """The flags of a job's unit, with the example of each machine's file."""
+    text = (FOLDER / f"{name}.service").read_text(encoding="utf-8")
+    found = re.search(r"(?m)^#   ([A-Z]+_FLAGS)=(.*)$", text)
+    assert found is not None
+    line = settings(name)["ExecStart"].replace(f"${found[1]}", found[2])
+    return job_arguments(shlex.split(line.replace("%H", "host-1")))
+
+
 def test_the_pipeline_takes_its_command_line() -> None:
     """Its flags are the job's, and a stop reaches the job alone and waits for its microbatch."""
     told = settings("nsq-archive")
-    text = (FOLDER / "nsq-archive.service").read_text(encoding="utf-8")
-    found = re.search(r"(?m)^#   (ARCHIVE_FLAGS)=(.*)$", text)
-    assert found is not None
-    arguments = job_arguments(shlex.split(told["ExecStart"].replace(f"${found[1]}", found[2])))
+    arguments = command_of_job("nsq-archive")
     assert arguments.name == "archive"
     assert arguments.checkpoint == f"/var/lib/{told['StateDirectory']}"
     assert arguments.output in told["ReadWritePaths"]
     assert told["KillMode"] == "mixed"
     assert int(told["TimeoutStopSec"]) > BATCH_LIMIT_S + 30
+
+
+def test_the_receiver_takes_its_command_line() -> None:
+    """Its flags are the job's, its log has the machine's name, and a stop waits for what it has."""
+    config = config_of(command_of_job("nsq-receive"))
+    assert config.path == "s3://archive/logs/host-1"
+    assert int(settings("nsq-receive")["TimeoutStopSec"]) > config.receiver.stop_timeout_s + 10
 
 
 def test_a_stop_waits_for_what_nsqd_saves() -> None:

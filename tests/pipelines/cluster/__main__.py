@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pipelines.session import spark_session
-from pipelines.wal import find_logs
+from pipelines.wal import open_logs
 from tests.pipelines.cluster.standalone import CLUSTER_SETTINGS, Cluster, standalone_cluster
 from tests.pipelines.drill.processes import Nsqd, command_of, descendants
 from tests.pipelines.receiver.detached import ReceiverProcess
@@ -130,7 +130,7 @@ def _receivers(spark: SparkSession, folder: Path, count: int, messages: int) -> 
         processes = [_started_receiver(folder, number, nsqds, stack) for number in range(count)]
         for process in processes:
             process.await_line("receiving into")
-        wait_until(lambda: len(find_logs(folder / "logs")) == count)
+        wait_until(lambda: len(open_logs(folder / "logs")) == count)
         options = {"walPath": f"{folder}/logs/*", "minPartitions": "2"}
         query = stack.enter_context(_waiting_query(spark, folder, options))
         pids = {

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipelines.wal import LogView, find_logs
+from pipelines.wal import open_logs
 from tests.pipelines.cluster.standalone import CLUSTER_SETTINGS, standalone_cluster
 from tests.pipelines.drill.processes import kill_executor
 from tests.pipelines.receiver.detached import stored_below
@@ -71,7 +71,7 @@ def await_stored(application: Application, folder: Path, messages: int) -> None:
 
     def are_stored() -> bool:
         assert application.process.poll() is None, application.lines[-5000:]
-        return sum(LogView.open(path).end for path in find_logs(folder).values()) >= messages
+        return sum(view.end for view in open_logs(folder).values()) >= messages
 
     wait_until(are_stored, LIMIT_S)
 
@@ -99,7 +99,7 @@ def test_tasks_that_die_are_started_again_and_so_is_the_application(tmp_path: Pa
         logs = tmp_path / "logs"
         with applied(cluster.url, tmp_path, *addresses) as application:
             await_stored(application, logs, publish_part())
-            assert sorted(find_logs(logs)) == ["s-0", "s-1"]
+            assert sorted(open_logs(logs)) == ["s-0", "s-1"]
             assert kill_executor(cluster.workers[0].pid)
             wait_until(lambda: "starting it again" in application.lines, LIMIT_S)
             await_stored(application, logs, publish_part())

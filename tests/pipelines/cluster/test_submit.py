@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow.dataset as ds
 
 import pipelines.__main__ as job
-from pipelines.wal import LogView, find_logs
+from pipelines.wal import open_logs
 from tests.pipelines.cluster.standalone import (
     CLUSTER_SETTINGS,
     standalone_cluster,
@@ -57,7 +57,7 @@ def test_receivers_and_an_archive_of_their_logs(nsqd: OpenBroker, tmp_path: Path
 
             def are_stored() -> bool:
                 assert process.poll() is None, said_in(place)
-                return sum(LogView.open(path).end for path in find_logs(logs).values()) >= MESSAGES
+                return sum(view.end for view in open_logs(logs).values()) >= MESSAGES
 
             wait_until(are_stored, LIMIT_S)
             started_by_it = [*descendants(process.pid)]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pipelines.receiver.status import read_receiver_note
-from pipelines.wal import LogView, find_logs
+from pipelines.wal import open_logs
 from tests.pipelines.drill.processes import LIMIT_S, Driver, Nsqd, batches_in, rows_in
 from tests.pipelines.drill.publisher import Publisher
 from tests.pipelines.drill.run import TOPIC, judged
@@ -77,7 +77,7 @@ class _Stage:
 
     def stored(self) -> int:
         """The number of messages in all logs since their begin."""
-        return sum(LogView.open(path).end for path in find_logs(self.folder / "logs").values())
+        return sum(view.end for view in open_logs(self.folder / "logs").values())
 
     def await_all_stored(self) -> None:
         """Wait until the logs have what is allowed to be published."""
@@ -101,7 +101,7 @@ def run_receivers_drill(
     """
     with ExitStack() as stack:
         stage = _Stage(folder, messages, stack)
-        wait_until(lambda: len(find_logs(folder / "logs")) == 2, LIMIT_S)
+        wait_until(lambda: len(open_logs(folder / "logs")) == 2, LIMIT_S)
         driver = stage.start_driver(messages // 10)
         stage.publish_part()
         driver.await_that(lambda: batches_in(folder) >= 2)

@@ -13,11 +13,10 @@ import deltalake
 import pyarrow as pa
 import pytest
 
-from pipelines.errors import FolderError
+from pipelines.errors import FolderError, StoreError
 from pipelines.jobs.delta import DeltaTable, parse_location
 from pipelines.jobs.deltafiles import DeltaFile, read_files, write_files
-from pipelines.jobs.deltasource import read_table
-from pipelines.jobs.table import DeltaOutput
+from pipelines.jobs.deltasource import read_table, write_batch
 from tests.pipelines.jobs.running import FIRST
 from tests.soak import in_short_soak
 
@@ -35,9 +34,7 @@ def frame_of(spark: SparkSession, numbers: Iterable[int], topic: str = "t") -> D
 
 
 def write(path: Path, frame: DataFrame, batch: int, query_id: str = "q") -> None:
-    output = DeltaOutput(DeltaTable(str(path), {}, partition_by=PARTITION_BY))
-    output.set_query_id(query_id)
-    output.write(frame, batch)
+    write_batch(DeltaTable(str(path), {}, partition_by=PARTITION_BY), frame, query_id, batch)
 
 
 def foreign_rows(path: Path) -> pa.Table:
@@ -142,6 +139,23 @@ def test_files_without_their_transaction_are_no_rows(tmp_path: Path) -> None:
     assert table.files() == files
     found = [*read_files(files, table.location, {}, table.schema())]
     assert pa.Table.from_batches(found)["n"].to_pylist() == [1, 2, 3]
+
+
+def test_of_two_drivers_one_adds_the_microbatch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that sleeps between its look at the table and its transaction adds nothing, if
+    another one has repeated the microbatch meanwhile."""
+    sleeper, other = DeltaTable(str(tmp_path), {}), DeltaTable(str(tmp_path), {})
+    other.create(pa.schema([("n", pa.int64())]))
+    rows = pa.record_batch({"n": pa.array([1])})
+    mine, theirs = ([*write_files([rows], str(tmp_path), {}, ())] for _ in range(2))
+    seen = deltalake.DeltaTable(tmp_path)
+    monkeypatch.setattr(sleeper, "_existing", lambda: seen)
+    other.add_files(theirs, "q", 7)
+    with pytest.raises(StoreError, match="Concurrent transaction"):
+        sleeper.add_files(mine, "q", 7)
+    assert other.files() == theirs
 
 
 def test_a_file_ends_where_the_partition_changes(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from pipelines.receiver.detached import DetachedConfig, run_receiver
 from pipelines.receiver.status import ReceiverNote, read_receiver_note, write_receiver_note
 from pipelines.source.options import LogsOptions
 from pipelines.source.shared import NsqLogsReader
-from pipelines.wal import LogView, WalLimits, find_logs
+from pipelines.wal import LogView, WalLimits, open_logs
 from tests.pipelines.receiver.detached import ReceiverProcess, stored_below
 from tests.pipelines.receiver.drive import channel_of, config, publish, until
 from tests.pipelines.wal.s3 import s3_server
@@ -182,7 +182,7 @@ def test_receivers_write_logs_in_an_object_store(nsqd: OpenBroker, tmp_path: Pat
         reader = NsqLogsReader(LogsOptions.read({"walPath": f"{root}/*"}))
         with receiving(detached):
             publish(nsqd.http_address, range(1000))
-            until(lambda: find_logs(root) and LogView.open(f"{root}/a").end == 1000)
+            until(lambda: [view.end for view in open_logs(root).values()] == [1000])
             with pytest.raises(WalLockedError, match="which is alive"):
                 run_receiver(detached, threading.Event().wait)
             start = reader.initialOffset()

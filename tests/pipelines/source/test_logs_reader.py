@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,12 +19,13 @@ from pipelines.errors import (
     WalError,
     WalLockedError,
 )
+from pipelines.source import logset
 from pipelines.source.batch import NsqBatchReader
 from pipelines.source.logs import shares
 from pipelines.source.offsets import Offset
 from pipelines.source.options import BatchOptions, LogsOptions, logs_root
 from pipelines.source.shared import NsqLogsReader
-from pipelines.wal import Block, LogView, Wal
+from pipelines.wal import Block, LogView, Wal, WalLimits, meta
 from pipelines.wal.folder import FolderSource
 from trionsq.disk import RealDisk
 
@@ -147,6 +150,105 @@ def test_available_now_ends_where_the_logs_end(tmp_path: Path) -> None:
         end = reader.latestOffset(start, ALL)
         assert bodies_of(reader, start, end) == [b"1"]
         assert reader.latestOffset(end, ALL) is end
+
+
+def test_available_now_reads_logs_that_came_since_the_last_run(tmp_path: Path) -> None:
+    """A query that runs now and then reads new logs, too, without ever running in between."""
+    with Wal.open(tmp_path / "a") as a, Wal.open(tmp_path / "b") as b:
+        fill(a, b"1")
+        (tmp_path / "b").rename(tmp_path.parent / f"{tmp_path.name}-later")
+        with reading(tmp_path) as reader:
+            reader.prepareForTriggerAvailableNow()
+            end = reader.latestOffset(reader.initialOffset(), ALL)
+        (tmp_path.parent / f"{tmp_path.name}-later").rename(tmp_path / "b")
+        fill(b, b"2", b"3")
+        with reading(tmp_path) as reader:
+            reader.prepareForTriggerAvailableNow()
+            start, end = end, reader.latestOffset(end, ALL)
+            assert lsns(end) == {"a": 1, "b": 0}
+            assert bodies_of(reader, start, end) == []
+            start, end = end, reader.latestOffset(end, ALL)
+            assert bodies_of(reader, start, end) == [b"2", b"3"]
+            assert reader.latestOffset(end, ALL) is end
+
+
+def test_a_full_disk_puts_the_commit_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The query reads on while its position has no room, and commits when there is some."""
+    with Wal.open(tmp_path / "a") as a, reading(tmp_path) as reader:
+        fill(a, b"1")
+        end = reader.latestOffset(reader.initialOffset(), ALL)
+        fill(a, b"2")
+
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(meta, "write_reader_commit", full)
+            later = reader.latestOffset(end, ALL)
+        assert bodies_of(reader, end, later) == [b"2"]
+        assert "No space left" in caplog.text
+        assert LogView.open(tmp_path / "a").committed == 0
+        reader.latestOffset(end, ALL)
+        assert LogView.open(tmp_path / "a").committed == 1
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_what_another_query_has_trimmed_is_a_loss_that_is_told(
+    tmp_path: Path, fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a store has no lock against a second query, the one that is behind fails rather than
+    skip what the log lacks between two looks; or goes on behind it, if failOnDataLoss is false."""
+    monkeypatch.setattr(logset, "is_store_url", lambda _: True)
+    limits = WalLimits(retention_s=0)
+    with Wal.open(tmp_path / "a", limits=limits) as a, reading(tmp_path) as other:
+        fill(a, b"1")
+        with reading(tmp_path, failOnDataLoss=fails) as reader:
+            start = reader.latestOffset(reader.initialOffset(), ALL)
+            fill(a, b"2")
+            fill(a, b"3")
+            other.latestOffset(other.latestOffset(other.initialOffset(), ALL), ALL)
+            a.commit(2)
+            assert a.first == 2
+            if fails == "true":
+                with pytest.raises(DataLossError, match="begins at 2: the messages from 1 on"):
+                    reader.latestOffset(start, ALL)
+            else:
+                assert bodies_of(reader, start, reader.latestOffset(start, ALL)) == [b"3"]
+
+
+def test_a_disk_that_fails_is_not_a_log_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a query with failOnDataLoss=false would leave it out."""
+    with Wal.open(tmp_path / "a") as a:
+        fill(a, b"1")
+        start = {"logs": {"a": {"lsn": 0, "wal": a.id}}}
+        with reading(tmp_path, failOnDataLoss="false") as reader:
+
+            def fail(*_: object) -> None:
+                raise OSError(errno.EIO, "Input/output error")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(meta, "read_meta", fail)
+                with pytest.raises(WalError, match="Input/output error"):
+                    reader.latestOffset(start, ALL)
+            assert lsns(reader.latestOffset(start, ALL)) == {"a": 1}
+
+
+def test_a_log_that_is_replaced_is_an_error(tmp_path: Path) -> None:
+    """A view whose newest segment is gone does not wait for positions of another log."""
+    with Wal.open(tmp_path / "a") as a:
+        fill(a, b"1")
+        fill(a, b"2")
+        view = LogView.open(tmp_path / "a")
+        fill(a, b"3")
+    shutil.rmtree(tmp_path / "a")
+    with Wal.open(tmp_path / "a") as a:
+        fill(a, b"9")
+        with pytest.raises(WalDamagedError, match="was removed or replaced"):
+            view.refresh()
 
 
 def test_a_checkpoint_of_one_log_goes_on_with_several(tmp_path: Path) -> None:

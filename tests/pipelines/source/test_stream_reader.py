@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
@@ -20,6 +21,7 @@ from pipelines.source.options import BatchOptions, StreamOptions
 from pipelines.source.stream import NsqStreamReader
 from pipelines.wal import Wal
 from tests.pipelines.source.publishing import channel_at_rest, publish, wait_until
+from tests.pipelines.wal.logs import block
 from tests.processes import free_address
 from trionsq.testing import OpenBroker
 
@@ -165,6 +167,30 @@ def test_available_now_drains_and_ends(nsqd: OpenBroker, tmp_path: Path) -> None
         assert reader.latestOffset(start, ReadMaxRows(400)) is start
     assert ends[-1] == 1000
     assert all(later - earlier <= 400 for earlier, later in zip([0, *ends], ends, strict=False))
+
+
+def test_available_now_goes_on_when_a_full_log_has_room_again(tmp_path: Path) -> None:
+    """That nothing comes while the log is full does not end the query."""
+    options = {"topic": "t", "channel": "c", "nsqd.tcp.addresses": "n:1", "walPath": str(tmp_path)}
+    reader = NsqStreamReader(StreamOptions.read({**options, "availableNowIdle": "1ms"}))
+    with Wal.open(tmp_path) as wal:
+        looks = 0
+
+        class FullReceiver:
+            def check(self) -> None:
+                """It has not failed."""
+
+            def statistics(self) -> dict[str, int]:
+                nonlocal looks
+                looks += 1
+                if looks == 5:
+                    wal.append([block(0)])
+                return {"connections": 1, "pending": 0, "is_paused": 1, "wal_bytes": 1}
+
+        reader._session = SimpleNamespace(wal=wal, receiver=FullReceiver())  # type: ignore[assignment]
+        start = reader.initialOffset()
+        reader.prepareForTriggerAvailableNow()
+        assert reader.latestOffset(start, ALL)["lsn"] == 1
 
 
 def test_available_now_ends_where_there_is_no_nsqd(tmp_path: Path) -> None:

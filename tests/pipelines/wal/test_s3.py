@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from pipelines.errors import WalError, WalFencedError, WalRangeError
-from pipelines.wal import LogView, SegmentRef, Wal, WalLimits, find_logs, read_segment
+from pipelines.wal import LogView, SegmentRef, Wal, WalLimits, open_logs, read_segment
 from pipelines.wal.notes import read_note, write_note
 from pipelines.wal.objects import open_store
 from tests.pipelines.wal.logs import block
@@ -68,8 +68,9 @@ def test_a_log_is_written_read_trimmed_and_taken_over(
     write_note(url, "NOTE", b"1")
     write_note(url, "NOTE", b"2")
     assert (read_note(url, "NOTE"), read_note(url, "OTHER")) == (b"2", None)
-    assert find_logs(ROOT) == {"a": url}
-    assert find_logs("s3://bucket/none") == {}
+    write_note(f"{ROOT}/other", "NOTE", b"3")
+    assert {name: view.path for name, view in open_logs(ROOT).items()} == {"a": url}
+    assert open_logs("s3://bucket/none") == {}
     assert "geheim" not in caplog.text
 
 

@@ -1,5 +1,6 @@
 """A log that is taken over has one writer, whatever the former one does and when it wakes up."""
 
+import errno
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -10,14 +11,10 @@ from threading import Event, Thread
 import pytest
 
 from pipelines.errors import WalError, WalFencedError, WalLockedError, WalMissingError
-from pipelines.wal import LogView, Wal, WalLimits, find_logs
+from pipelines.wal import LogView, Wal, WalLimits, open_logs
 from pipelines.wal.folder import FolderPlace, FolderSource
 from tests.pipelines.wal.logs import LIMITS, block, numbers_on, open_log
 from trionsq.testing.disk import Crashed, SimulatedDisk, SimulatedFile
-
-
-def take_over(disk: SimulatedDisk) -> Wal:
-    return Wal(FolderPlace(disk), create=True, limits=LIMITS, take_over=True)
 
 
 def test_the_former_writer_writes_no_more(tmp_path: Path) -> None:
@@ -113,7 +110,7 @@ def sleeps_before(at: int, work: str, appends_first: bool) -> bool:
     taken: list[tuple[Wal, int]] = []
 
     def take() -> None:
-        log = take_over(disk)
+        log = open_log(disk)
         taken.append((log, log.end))
         if appends_first:
             log.append([block(7)])
@@ -142,7 +139,7 @@ def sleeps_before(at: int, work: str, appends_first: bool) -> bool:
     assert log.end == len(expected)
     # The retention is 0: the newest segment is left.
     assert numbers_on(disk) == expected[-1:]
-    assert take_over(disk).committed == log.end
+    assert open_log(disk).committed == log.end
     return True
 
 
@@ -183,7 +180,7 @@ def test_a_former_writer_that_wakes_up_during_the_takeover() -> None:
             thread.join()
 
         disk.interrupt(at, wake_up)
-        log = take_over(disk)
+        log = open_log(disk)
         was_interrupted = disk.awake.is_set()
         wake_up()
         assert log.end == sum(stored)
@@ -200,11 +197,46 @@ def test_of_two_that_take_over_the_last_one_has_the_log() -> None:
     """The first of them is fenced off as the former writer is."""
     disk = SimulatedDisk()
     former = open_log(disk)
-    first, last = take_over(disk), take_over(disk)
+    first, last = open_log(disk), open_log(disk)
     for log in (former, first):
         with pytest.raises(WalFencedError):
             log.append([block(0)])
     assert last.append([block(1)]) == 1
+
+
+def test_a_lock_that_got_lost_lets_nobody_write_twice(tmp_path: Path) -> None:
+    """A network file system loses locks, or keeps them to one machine: who opens the log meanwhile
+    fences the former writer off, which still lives."""
+    former = Wal.open(tmp_path)
+    former.append([block(0)])
+    (tmp_path / "LOCK").unlink()
+    with Wal.open(tmp_path) as log:
+        assert log.append([block(1)]) == 2
+        with pytest.raises(WalFencedError):
+            former.append([block(2, 3)])
+    former.close()
+    with Wal.open(tmp_path) as log:
+        assert log.end == 2
+
+
+def test_a_log_opens_on_a_full_disk_unless_its_lock_is_taken() -> None:
+    """What it has can be read and committed, which makes room; but nobody is fenced off."""
+    disk = SimulatedDisk()
+    open_log(disk).append([block(0, 1)])
+    disk.fail(errno.ENOSPC, only=["create"])
+    assert open_log(disk).end == 2
+    assert disk.faults["create"] == 1
+    disk.fail(errno.ENOSPC, only=["create"])
+    with pytest.raises(WalError, match="No space left"):
+        Wal(FolderPlace(disk, is_taken=True), create=True, limits=LIMITS)
+
+
+def test_nothing_is_written_where_there_is_no_log(tmp_path: Path) -> None:
+    """Opened without ``create``, a folder of something else keeps its files, and gets none."""
+    (tmp_path / "draft.tmp").touch()
+    with pytest.raises(WalMissingError):
+        Wal.open(tmp_path, create=False)
+    assert {path.name for path in tmp_path.iterdir()} == {"LOCK", "draft.tmp"}
 
 
 # Readers
@@ -277,11 +309,17 @@ def look_and_die(view: LogView) -> None:
 
 def test_logs_below_a_root(tmp_path: Path) -> None:
     """Folders that have a log are found by name; without one there is none."""
-    assert find_logs(tmp_path / "none") == {}
+    assert open_logs(tmp_path / "none") == {}
     for name in ("b", "a"):
         Wal.open(tmp_path / name).close()
     (tmp_path / "other").mkdir()
-    assert find_logs(tmp_path) == {name: str(tmp_path / name) for name in ("a", "b")}
+    views = open_logs(tmp_path)
+    assert [(name, view.path) for name, view in views.items()] == [
+        (name, str(tmp_path / name)) for name in ("a", "b")
+    ]
+    again = open_logs(tmp_path, {"a": views["a"]})
+    assert (again["a"], again["b"].id) == (views["a"], views["b"].id)
+    assert again["b"] is not views["b"]
     with pytest.raises(WalMissingError, match="has no log"):
         LogView.open(tmp_path / "other")
     assert LogView.open(tmp_path / "a").end == 0
