@@ -112,13 +112,10 @@ class DiskQueue:
     @property
     def depth(self) -> int:
         # After an unclean stop there may be more messages than the positions count.
-        # Each delivery asks: as `all_read`, without a call.
-        positions = self._positions
-        if positions.read_pos >= positions.write_pos and (
-            positions.read_file >= positions.write_file
-        ):
-            return 0
-        return max(1, positions.depth)
+        at = self._positions
+        if at.read_pos >= at.write_pos and at.read_file >= at.write_file:
+            return 0  # as `all_read`: each delivery asks
+        return max(1, at.depth)
 
     @property
     def on_disk(self) -> int:
