@@ -148,11 +148,16 @@ def urls_built_when_asked_for() -> Iterator[None]:
         yield
 
 
+# Those that our commands set up.
+_LOGGERS = ("trionsq", "trionsq.client", "pipelines.receiver", "pipelines.wal")
+
+
 @pytest.fixture(autouse=True)
 def unchanged_logging() -> Iterator[None]:
     """A test that runs a command in this process does not decide what others' logs hold."""
-    logger = logging.getLogger("trionsq")
-    handlers, level, propagate = list(logger.handlers), logger.level, logger.propagate
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    before = [(list(one.handlers), list(one.filters), one.level, one.propagate) for one in loggers]
     yield
-    logger.handlers[:], logger.propagate = handlers, propagate
-    logger.setLevel(level)
+    for logger, (handlers, filters, level, propagate) in zip(loggers, before, strict=True):
+        logger.handlers[:], logger.filters[:], logger.propagate = handlers, filters, propagate
+        logger.setLevel(level)
