@@ -20,7 +20,7 @@ from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.wire import commands
 
-SEEDS = range(by_level(test=4, short=10, full=400))
+SEEDS = range(by_level(test=2, short=10, full=400))
 LASTS_S = 15.0
 # Longer than every time-out and delay.
 QUIET_S = 6.0

@@ -12,6 +12,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from tests.soak import in_short_soak
 from trionsq.daemon import gcpolicy
 from trionsq.daemon.gcpolicy import Memory, collect_on_purpose, full_is_due, next_look_s
 from trionsq.testing.broker import open_broker
@@ -171,6 +172,7 @@ async def test_a_client_that_has_gone_is_no_garbage() -> None:
     assert gone() is None
 
 
+@in_short_soak
 async def test_requests_and_errors_leave_nothing_behind(policy: None) -> None:
     """Hundreds of the framework's requests, half of them refused, do not gather in memory."""
     rounds, each = 4, 100

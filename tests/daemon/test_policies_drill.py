@@ -143,6 +143,7 @@ async def test_publishers_are_refused_and_nothing_is_lost(tmp_path: Path, flags:
 
 
 @ENGINES
+@in_short_soak
 async def test_no_consumer_gets_an_expired_message(tmp_path: Path, flags: list[str]) -> None:
     """A consumer that comes late gets the messages that are young enough, and no other; they go
     also without it."""

@@ -13,7 +13,7 @@ from tests.golden.needs import not_built
 from tests.processes import other_binary
 from tests.soak import by_level, in_short_soak, more_in_soak
 
-EVERYWHERE = ("stop", "kill", "kill-log", "kill-in-start")
+EVERYWHERE = ("stop", "kill", "kill-log")
 SEEDS = by_level(test=1, short=2, full=20)
 LOAD_S_MAX = by_level(test=0.6, short=1.0, full=2.5)
 
