@@ -24,8 +24,9 @@ DAY = timedelta(days=1)
 COUNT = by_level(test=300, short=300, full=5_000)
 LIVE = by_level(test=2_000, short=10_000, full=50_000)
 BATCH = 20
-# An answer E_FIN_FAILED ends what they read, and a seek makes those of what is in flight fail.
-STOP_AT_ERRORS = {"asyncnsq"}
+# An answer E_FIN_FAILED ends what they read, for good or until more comes, and a seek makes those
+# of what is in flight fail.
+STOP_AT_ERRORS = {"ansq", "asyncnsq"}
 FLAGS = ["--storage=log", "--durability=always", "--retain=48h"]
 
 Receipt = tuple[str, str, int]
