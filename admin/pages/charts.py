@@ -21,7 +21,7 @@ RANGES: Final[Mapping[str, float]] = {
 """Periods in seconds, by their name in the URL."""
 RANGE_DEFAULT: Final = "1h"
 _KINDS: Final = ("bad", "depth", "in")
-_NOTHING: Final = Series([], [], [], [])
+_NOTHING: Final = Series([], [], [], [], 0.0)
 
 
 class SeriesCharts:
@@ -150,12 +150,20 @@ class SeriesCharts:
 
 
 def _begun(series: Series) -> Series:
-    """The series from its first known point, so that a young one fills the chart."""
+    """The series from its first known point, so that a young one fills the chart.
+
+    This point stands where its slot begins: a mark of the same slot may be before its middle.
+    """
     first = next(
         (n for n, depth in enumerate(series.depth) if not math.isnan(depth)), len(series.depth)
     )
-    if not first:
-        return series
+    times = series.times[first:]
+    if times:
+        times[0] -= times[0] % series.slot_s
     return Series(
-        series.times[first:], series.depth[first:], series.rate_in[first:], series.rate_out[first:]
+        times,
+        series.depth[first:],
+        series.rate_in[first:],
+        series.rate_out[first:],
+        series.slot_s,
     )

@@ -114,12 +114,14 @@ class Series:
         times: middle of each slot, in seconds since 1970; of the last one, its newest poll.
         depth: messages.
         rate_in, rate_out: messages per second.
+        slot_s: the length of a slot, in seconds.
     """
 
     times: list[float]
     depth: list[float]
     rate_in: list[float]
     rate_out: list[float]
+    slot_s: float
 
 
 class History:
@@ -214,7 +216,7 @@ class History:
             for number, column in enumerate(columns):
                 column.append(ring.value(slot, number))
         times[-1] = self._taken_s
-        return Series(times, *columns)
+        return Series(times, *columns, tier.slot_s)
 
     def last_depths(self, key: Key, span_s: float) -> list[float]:
         """The depths of the slots of the last ``span_s``, as in `series`."""

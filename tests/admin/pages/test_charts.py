@@ -101,6 +101,19 @@ def test_times_and_marks_stand_where_they_were() -> None:
     assert (len(data["times"]), data["lines"][0][0]) == (61, "depth")
 
 
+async def test_a_mark_at_the_start_of_the_first_slot_is_drawn() -> None:
+    """A node may restart right after nsqadmin has started."""
+    history = History(3600.0, 15.0)
+    began_s = 1_790_000_010.0 // 15 * 15
+    for number in range(3):
+        taken_s = began_s + 1 + 15 * number
+        total = Row(depth=5, nodes=1, rate_in=1.0, rate_out=1.0)
+        await history.add_snapshot(Snapshot(1, taken_s, total=total))
+        marks = [Mark(began_s + 0.5, "restart")]
+        charts = SeriesCharts(history, WHOLE, now_s=taken_s + 1, marks=marks)
+        assert "restart" in charts.depth_chart(5), number
+
+
 async def test_the_last_figure_is_that_of_the_page() -> None:
     """Tile and legend show one figure, and the chart ends with it, now."""
     history = History(3600.0, 15.0)
