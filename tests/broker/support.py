@@ -106,14 +106,22 @@ class Gate(HeldBackground):
         super().__init__()
         self.is_open = True
         self.held_up = 0
+        self._is_working = False
         self._opened = trio.Event()
 
     def submit(self, job: Job, done: JobDone) -> None:
         super().submit(job, done)
-        if self.is_open:
-            self.run_all()
-        else:
+        if not self.is_open:
             self.held_up += 1
+        elif not self._is_working:  # else this ``done`` ends first
+            self._work()
+
+    def _work(self) -> None:
+        self._is_working = True
+        try:
+            self.run_all()
+        finally:
+            self._is_working = False
 
     def shut(self) -> None:
         self.is_open = False
@@ -121,7 +129,7 @@ class Gate(HeldBackground):
     def open(self) -> None:
         """Do what waits, and work again."""
         self.is_open = True
-        self.run_all()
+        self._work()
         self._opened.set()
         self._opened = trio.Event()
 

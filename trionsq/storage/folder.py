@@ -133,7 +133,8 @@ class Background(Protocol):
     def submit(self, job: Job, done: JobDone) -> None:
         """Run ``job``, usually in a thread; then call ``done`` with its exception, if any.
 
-        `submit` is called, and calls ``done`` exactly once, in the broker's thread.
+        `submit` is called, and calls ``done`` exactly once, in the broker's thread. No ``done`` is
+        called within another one.
         """
 
     def submit_series(self, next_job: NextJob) -> None:
