@@ -209,7 +209,8 @@ class MessagePump:
             return self._send_to_pump(delivery)
         deliveries.append(delivery)
         if not self._is_in_turn:
-            self._write_at_end()
+            self._is_in_turn = True
+            self._turn.write_later(self._end_turn)
         return True
 
     def write_soon(self, data: bytes) -> None:
@@ -218,31 +219,27 @@ class MessagePump:
         A system call often wakes the process of the client, but not if that is still busy with the
         one before: so it costs less behind another.
         """
-        if not self._keep_for_end(data):
-            self._write(self._with_late(data))
-
-    def _keep_for_end(self, data: bytes) -> bool:
         if not self._turn.is_open or len(data) > _MAX_LATE_BYTES or self._output.pending:
-            return False
+            if self._late:
+                data = b"".join([*self._late, data])
+                self._late.clear()
+            self._write(data)
+            return
         self._late.append(data)
         if not self._is_in_turn:
-            self._write_at_end()
-        return True
-
-    def _with_late(self, data: bytes) -> bytes:
-        if not self._late:
-            return data
-        late, self._late = self._late, []
-        return b"".join([*late, data])
-
-    def _write_at_end(self) -> None:
-        self._is_in_turn = True
-        self._turn.write_later(self._end_turn)
+            self._is_in_turn = True
+            self._turn.write_later(self._end_turn)
 
     def _end_turn(self) -> None:
         """Write what came in the turn."""
         self._is_in_turn = False
         deliveries, late = self.turn_deliveries, self._late
+        if not deliveries:
+            if late:  # else another write took it along
+                data = late[0] if len(late) == 1 else b"".join(late)
+                late.clear()
+                self._write(data)
+            return
         if len(deliveries) == 1 and not late:
             self._write(self.frames(deliveries.pop()))
             return

@@ -246,7 +246,7 @@ class Topic:
         to disk; and while the disk is behind.
         """
         store = self.core.store
-        if count <= store.room or self.refusal:
+        if count <= store.limit - store.memory.depth or self.refusal:
             return False
         if store.backend.has_published:
             return store.backend.behind

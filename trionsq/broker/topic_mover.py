@@ -57,9 +57,13 @@ class TopicMover:
 
     def _move_some(self) -> bool:
         """Move messages to the channels; return whether there may be more."""
-        core, clock = self._core, self._clock
+        core = self._core
+        now_s = self._clock.now_s()
+        now_ns = self._clock.deferral_ns(now_s)
         segments = cost = 0
-        while done := core.pump(now_s := clock.now_s(), clock.deferral_ns(now_s)):
+        while done := core.pump(now_s, now_ns):
+            if core.is_drained:
+                break
             segments += 1
             cost += done
             if segments == _MAX_SEGMENTS or cost >= _MAX_COST:
@@ -84,7 +88,9 @@ class TopicMover:
         more = True
         if self._idle is not None and not is_late:
             defects, what = self._idle
-            with defects.fence("topic", what):
+            try:
                 more = self._move_some()
+            except Exception as error:
+                defects.note("topic", what, error)
         if more:
             self._wake_up.wake()

@@ -118,6 +118,12 @@ class TopicState:
         """The channel that had no room for the last segment."""
         return self._fan_out.next if self._fan_out and self.error is not None else None
 
+    @property
+    def is_drained(self) -> bool:
+        """Whether all channels have got all messages."""
+        store = self.store
+        return not (store.memory.depth or self._fan_out or store.backend.depth)
+
     def publish(
         self, bodies: Bodies, now_ns: int, defer_ms: int = 0, key: PublishKey | None = None
     ) -> Round | None:
@@ -134,7 +140,7 @@ class TopicState:
         self.message_count += batch.count
         self.message_bytes += bodies.nbytes
         pending = self.store.backend.pending
-        if pending is None and self.can_pump:
+        if pending is None and self.channels and not self.paused and self.error is None:
             self.wake()
         return pending
 
@@ -161,7 +167,7 @@ class TopicState:
 
         Returns the cost, in units of `ChannelState.put`; 0 if nothing could be done.
         """
-        if not self.can_pump:
+        if not self.channels or self.paused or self.error is not None:
             return 0
         fan_out = self._fan_out
         if fan_out is None:

@@ -154,7 +154,7 @@ class _SocketWatch(_Watch):
         self._task = None
         return trio.lowlevel.Abort.SUCCEEDED
 
-    def note_ready(self, events: int, *, is_late: bool) -> None:
+    def note_ready(self, events: int, is_late: bool) -> None:
         """Handle input if the connection waits for it; else it reads before it waits again.
 
         If it is late, the connection's task handles it.
@@ -208,7 +208,7 @@ class _InputWatch:
         self._handle_input = handle_input
         self.ended = trio.Event()
 
-    def note_ready(self, events: int, *, is_late: bool) -> None:
+    def note_ready(self, events: int, is_late: bool) -> None:
         self._handle_input()
 
     def end(self) -> None:
@@ -352,7 +352,7 @@ class Poller:
             with self.turn:
                 for fd, events in ready:
                     # No task runs meanwhile that might close one of them.
-                    self._watches[fd].note_ready(events, is_late=is_late)
+                    self._watches[fd].note_ready(events, is_late)
                     now_s = perf_counter()
                     is_late = is_late or now_s > turn_ends_s
                     if now_s > writes_s:

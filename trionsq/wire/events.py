@@ -58,7 +58,7 @@ class Ready:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Finish:
     """A run of FINs; each id has 16 bytes."""
 
@@ -124,7 +124,7 @@ class PublishManyBegins:
     topic: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PublishMany:
     """MPUB, whole and valid: all messages are queued or none, with one answer."""
 

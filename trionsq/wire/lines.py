@@ -193,8 +193,13 @@ def fin_run(buffer: bytes | bytearray, pos: int) -> list[bytes]:
     """Return the ids of the FINs from ``pos`` on, up to the first that looks unusual."""
     end = len(buffer)
     count, rest = divmod(end - pos, FIN_LINE_BYTES)
-    if not rest and 0 < count <= _FIRST_WINDOW and _all_fins(run := bytes(buffer[pos:]), count):
-        return run[4:-1].split(b"\nFIN ")  # mostly there is nothing else
+    if not rest and 0 < count <= _FIRST_WINDOW:  # mostly there is nothing else
+        run = bytes(buffer[pos:])
+        if count == 1:
+            is_fin = run.startswith(b"FIN ") and run.endswith(b"\n")
+            return [run[4:-1]] if is_fin and not run[4:-1].strip(_HEX) else []
+        if _all_fins(run, count):
+            return run[4:-1].split(b"\nFIN ")
     # The window grows, so that the cost depends on the run and not on the data behind it.
     window = _FIRST_WINDOW
     start = pos
@@ -230,9 +235,11 @@ def pub_run(
     head = len(line) + _FIELD
     (size,) = _INT32.unpack_from(buffer, start + len(line))
     stride = head + size
-    prefix = buffer[start : start + head]
     end = len(buffer)
     pos = start + stride
+    if pos == end:  # mostly there is nothing else
+        return StridedBodies(bytes(buffer[start:]), head, size), pos
+    prefix = buffer[start : start + head]
     while pos + stride <= end and buffer.startswith(prefix, pos):
         pos += stride
     same = StridedBodies(bytes(buffer[start:pos]), head, size)
