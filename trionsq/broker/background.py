@@ -83,7 +83,9 @@ class ThreadBackground:
     def writes_directly(self) -> bool:
         return self._ring is not None
 
-    def submit_write(self, file: DiskFile, data: bytes, offset: int, done: JobDone) -> None:
+    def submit_write(
+        self, file: DiskFile, data: bytes, offset: int, room: int, done: JobDone
+    ) -> None:
         """Have the kernel write, or a thread; see `Background`.
 
         After the end of `run` nothing happens.
@@ -92,9 +94,9 @@ class ThreadBackground:
         if (
             ring is None
             or type(file) is not RealFile
-            or not ring.submit_write(file.fileno(), data, offset, partial(self._tell, done))
+            or not ring.submit_write(file.fileno(), data, offset, room, partial(self._tell, done))
         ):
-            self.submit(partial(file.write_durably, data, offset), done)
+            self.submit(partial(file.write_durably, data, offset, room), done)
 
     def submit(self, job: Job, done: JobDone) -> None:
         """Run ``job`` in a thread, then call ``done`` in trio's. Jobs begin in order.

@@ -90,13 +90,16 @@ class _Journal(Generic[_Log]):
     def encode(self, pieces: Sequence[JournalPiece]) -> DiskWrite:
         """Return the write that makes pieces durable; `end_write` follows if it does not fail."""
         self._round += 1
-        parts = [encode_piece(piece, self._salt, self._round) for piece in pieces]
-        data = b"".join([part for piece in parts for part in piece])
+        parts: list[bytes] = []
+        for piece in pieces:
+            parts += encode_piece(piece, self._salt, self._round)
+        data = b"".join(parts)
         end = self._end = self.offset + len(data)
+        room = 0
         if end > self._allocated:
-            self._allocated = end + self._step - end % self._step
-            data += bytes(self._allocated - end)
-        return DiskWrite(self._file, data, self.offset)
+            room = self._step - end % self._step
+            self._allocated = end + room
+        return DiskWrite(self._file, data, self.offset, room)
 
     def end_write(self) -> None:
         """Note that the write of `encode` has ended."""
@@ -168,7 +171,7 @@ class Journals(Generic[_Log]):
             journal = self._present or self._begin()
             self._began_s = time.perf_counter()
             write = journal.encode(pieces)
-            write.file.write_durably(write.data, write.offset)
+            write.file.write_durably(write.data, write.offset, write.room)
         except OSError as error:
             self._replace_present(jobs, error)
         else:
@@ -198,9 +201,11 @@ class Journals(Generic[_Log]):
         so they cost no other write, and later one for many rounds.
         """
         self._used = None
-        nbytes = sum(job.nbytes for job in jobs)
-        if nbytes > _MAX_DIRECT_BYTES or not all(job.may_be_shared for job in jobs):
-            return None
+        nbytes = 0
+        for job in jobs:
+            nbytes += job.nbytes
+            if nbytes > _MAX_DIRECT_BYTES or not job.may_be_shared:
+                return None
         if len(jobs) == 1 and (write := jobs[0].encode(sync=True)) is not None:
             return write
         journal = self._present

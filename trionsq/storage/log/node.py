@@ -212,7 +212,7 @@ class LogNode:
 
     def note_unsynced(self, log_: TopicLog) -> None:
         # What `always` has not synced to its segment, a journal has.
-        if log_.has_unsynced and not log_.is_deleted and log_.durability == "interval":
+        if log_.durability == "interval" and log_.has_unsynced and not log_.is_deleted:
             self.folder.changed[log_] = None
         else:
             self.folder.changed.pop(log_, None)

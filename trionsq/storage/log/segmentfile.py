@@ -73,18 +73,22 @@ class SegmentFile:
 
 
 class DiskWrite(NamedTuple):
-    """A write that makes durable what it writes: to which file, what, and where."""
+    """A write that makes durable what it writes: to which file, what, and where.
+
+    ``room``: so many zeros stand behind the data.
+    """
 
     file: DiskFile
     data: bytes
     offset: int
+    room: int = 0
 
 
 class RoundWrite(NamedTuple):
     """What brings a round to its segment, see `SegmentWriter.encode_round`.
 
     Attributes:
-        write: the records, and zeros behind them if it makes room.
+        write: the records, with zeros behind them if it makes room.
         end: of the records.
         records: the messages as the log has them.
         began_s: when it began.

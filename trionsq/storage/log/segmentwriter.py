@@ -103,19 +103,24 @@ class SegmentWriter:
         """Bytes that are written and not durable yet."""
         return self._offset - self._synced
 
-    def pop_begun(self) -> list[SegmentFile]:
-        """Return the segments that were begun since the last call, also by a round that failed."""
-        begun, self._begun = self._begun, []
-        return begun
+    def pop_changes(self) -> tuple[Sequence[SegmentFile], Sequence[tuple[SegmentFile, int]]]:
+        """Return what readers have to know, since the last call.
 
-    def pop_ends(self) -> list[tuple[SegmentFile, int]]:
-        """Return segments with their sizes: those that changed since the last call, in order."""
-        ends, self._ends = self._ends, []
-        if self.segment is not None:
-            ends.append((self.segment, self._offset))
+        That are the segments that were begun, also by a round that failed, and those that changed,
+        in order, with their sizes.
+        """
+        begun: Sequence[SegmentFile] = ()
+        ends: list[tuple[SegmentFile, int]] = []
+        if self._begun:
+            begun, self._begun = self._begun, []
+        if self._ends:
+            ends, self._ends = self._ends, []
+        segment = self.segment
+        if segment is not None:
+            ends.append((segment, self._offset))
             unsynced = self._unsynced
-            self.segment.unsynced_from = sequences_of(unsynced[0])[0] if unsynced else None
-        return ends
+            segment.unsynced_from = sequences_of(unsynced[0])[0] if unsynced else None
+        return begun, ends
 
     def is_synced_to(self, sequence: int) -> bool:
         """Return whether what counts before a sequence is durable."""
@@ -123,7 +128,7 @@ class SegmentWriter:
 
     def write_round(
         self,
-        entries: Iterable[tuple[MessageBatch, int]],
+        entries: Sequence[tuple[MessageBatch, int]],
         *,
         sync: bool,
         copies: list[JournalPiece] | None = None,
@@ -163,17 +168,17 @@ class SegmentWriter:
         if self._file is None or (sync and self._unsynced):
             return None
         offset, end = self._offset, self._offset
-        pieces: list[bytes] = []
+        parts: list[bytes] = []
         records = join_entries(entries)
         for batch in records:
             if end >= self._max_bytes:
                 return None
-            record = self._encode(batch, end, offset if pieces else None)
-            pieces += record
-            end += sum(map(len, record))
-        if sync:
-            pieces.append(bytes(self._size_with_room(offset, end) - end))
-        write = DiskWrite(self._file, b"".join(pieces), offset)
+            record = b"".join(self._encode(batch, end, offset if parts else None))
+            parts.append(record)
+            end += len(record)
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        room = self._size_with_room(offset, end) - end if sync else 0
+        write = DiskWrite(self._file, data, offset, room)
         return RoundWrite(write, end, records, time.perf_counter())
 
     def _size_with_room(self, offset: int, end: int) -> int:
@@ -193,7 +198,7 @@ class SegmentWriter:
         assert segment is not None
         self._offset = ended.end
         if sync:
-            self._size = max(self._size, write.offset + len(write.data))
+            self._size = max(self._size, self._offset + write.room)
             self._fsync_s.observe(time.perf_counter() - ended.began_s)
             self._synced = self._offset
             self._safe = end_of(ended.records[-1])
@@ -203,9 +208,9 @@ class SegmentWriter:
 
     def rescue_write(self, failed: RoundWrite, error: Exception) -> None:
         """Make a round durable whose write failed with ``error``; raises as `write_round`."""
-        write, nbytes = failed.write, failed.end - failed.write.offset
-        if nbytes < len(write.data) and getattr(error, "errno", None) == errno.ENOSPC:
-            write = write._replace(data=write.data[:nbytes])
+        write = failed.write
+        if write.room and getattr(error, "errno", None) == errno.ENOSPC:
+            write = write._replace(room=0)
             with suppress(OSError):
                 write.file.write_durably(write.data, write.offset)  # what counts may have space
                 self.end_write(failed._replace(write=write), sync=True)

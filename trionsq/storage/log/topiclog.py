@@ -162,7 +162,8 @@ class TopicLog:
         """Take over what a job did, in the event loop."""
         nbytes, count = job.nbytes, job.count
         self._unsafe_nbytes -= nbytes + _MESSAGE_BYTES * count
-        add_begun(self.segments, job.begun)
+        if job.begun:
+            add_begun(self.segments, job.begun)
         for segment, end in job.ends:
             segment.end = end
         self._node.report_error(self.name, job.error)
@@ -180,13 +181,14 @@ class TopicLog:
                 finish_round(round_, self._node, error_text(job.error))
             self.caught_up()
             return
-        for batch in joined_keyed(job.written):
+        written = job.written
+        for batch in written if len(written) == 1 else joined_keyed(written):
             self.cache.add_batch(batch)
             self._node.count_cached(self.cache, cached_nbytes(batch))
             self.depth += batch.count
-        if job.written:
-            self.safe_end = max(self.safe_end, end_of(job.written[-1]))
-        self._node.keys.note_round(self, job.written, is_durable=job.is_durable)
+        if written:
+            self.safe_end = max(self.safe_end, end_of(written[-1]))
+        self._node.keys.note_round(self, written, is_durable=job.is_durable)
         if round_ is not None:
             self.figures.rounds += 1
             finish_round(round_, self._node)
