@@ -47,6 +47,24 @@ def test_what_was_written_is_in_the_file(ring: Ring, tmp_path: Path) -> None:
     assert (tmp_path / "file").read_bytes() == b"".join(b"%04d" % at for at in range(50))
 
 
+def test_zeros_stand_behind_what_makes_room(ring: Ring, tmp_path: Path) -> None:
+    """As many as are asked for, of whatever number; too many for the ring are left to a thread."""
+    errors: list[OSError | None] = []
+    with open(tmp_path / "file", "wb+") as file:
+        file.write(b"x" * 2_000_000)
+        file.flush()
+        for at, room in (10, 1), (20, 5_000), (30, (1 << 20) + 4_095):
+            assert ring.submit_write(file.fileno(), b"data", at, room, errors.append)
+            end_all(ring)
+        assert not ring.submit_write(file.fileno(), b"data", 0, 1 << 22, errors.append)
+    assert errors == [None] * 3
+    content = (tmp_path / "file").read_bytes()
+    assert content[:34] == b"x" * 10 + b"data" + b"\0" + b"xxxxx" + b"data" + bytes(6) + b"data"
+    end = 34 + (1 << 20) + 4_095
+    assert not any(content[34:end])
+    assert content[end:] == b"x" * (2_000_000 - end)
+
+
 def test_several_writes_at_once_and_no_more_than_there_is_room_for(
     ring: Ring, tmp_path: Path
 ) -> None:
@@ -54,7 +72,8 @@ def test_several_writes_at_once_and_no_more_than_there_is_room_for(
     errors: list[OSError | None] = []
     with open(tmp_path / "file", "wb") as file:
         taken = [
-            ring.submit_write(file.fileno(), b"x" * 10, 10 * at, 0, errors.append) for at in range(9)
+            ring.submit_write(file.fileno(), b"x" * 10, at, 0, errors.append)
+            for at in range(0, 90, 10)
         ]
         assert taken == [True] * 8 + [False]
         end_all(ring)

@@ -160,7 +160,8 @@ def join_batches(batches: Sequence[MessageBatch], sequence: int | None = None) -
 def join_entries(entries: Sequence[tuple[MessageBatch, int]]) -> list[MessageBatch]:
     """Return the records of a round: single publishes with one delay and no key become one."""
     if len(entries) == 1:
-        return [join_batches((entries[0][0],), entries[0][1])]
+        batch, sequence = entries[0]
+        return [batch.placed_at(sequence)]
     records: list[MessageBatch] = []
     together: list[MessageBatch] = []
     first = nbytes = 0
@@ -263,7 +264,9 @@ def _id_ranges(ids: Column, count: int) -> tuple[tuple[int, int], ...] | None:
         if len(ranges) == 1:
             prefix, start, end = ranges[0]
             return ((int(prefix, 16) * SEQUENCES + start, end - start),)
-        found = [(int(prefix, 16) * SEQUENCES + start, end - start) for prefix, start, end in ranges]
+        found = [
+            (int(prefix, 16) * SEQUENCES + start, end - start) for prefix, start, end in ranges
+        ]
     else:
         numbers = _id_numbers(_column_bytes(ids, count))
         if numbers is None:

@@ -116,8 +116,6 @@ def _is_gone(file: str, number: int, before: int | None) -> bool:
 
 def show_error(faults: MutableMapping[Any, str], name: str, error: Exception | None) -> None:
     """Show an error of the disk among the faults of a topic's log, or (None) that there is none."""
-    if error is None and not faults:
-        return
     key = f"log of {name}"
     if error is None:
         faults.pop(key, None)

@@ -302,6 +302,8 @@ class Journals(Generic[_Log]):
 
         All are before the present one is half full. Where that gets nothing it is one at a time.
         """
+        if not self._old:
+            return []
         present = self._present
         share = 0.0 if present is None else 2 * present.offset / self._max_bytes
         least = int(present is None or self._used is None)

@@ -295,7 +295,7 @@ class NodeJobs:
         if job.failure is not None:
             self._failed = job.changes
         self._ended(job)
-        if not job.has_failed:  # else `retry` goes on
+        if job.logs_to_sync and not job.has_failed:  # else `retry` goes on
             for log_ in job.logs_to_sync:
                 log_.sync()
 

@@ -104,18 +104,11 @@ class SegmentWriter:
         return self._offset - self._synced
 
     def pop_changes(self) -> tuple[Sequence[SegmentFile], Sequence[tuple[SegmentFile, int]]]:
-        """Return what readers have to know, since the last call.
-
-        That are the segments that were begun, also by a round that failed, and those that changed,
-        in order, with their sizes.
-        """
-        begun: Sequence[SegmentFile] = ()
-        ends: list[tuple[SegmentFile, int]] = []
-        if self._begun:
-            begun, self._begun = self._begun, []
-        if self._ends:
-            ends, self._ends = self._ends, []
-        segment = self.segment
+        """Return the segments that were begun since the last call, also by a round that failed, and
+        those that changed, in order, with their sizes."""
+        begun, ends, segment = [*self._begun], [*self._ends], self.segment
+        self._begun.clear()
+        self._ends.clear()
         if segment is not None:
             ends.append((segment, self._offset))
             unsynced = self._unsynced
