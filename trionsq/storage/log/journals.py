@@ -206,17 +206,19 @@ class Journals(Generic[_Log]):
             nbytes += job.nbytes
             if nbytes > _MAX_DIRECT_BYTES or not job.may_be_shared:
                 return None
-        if len(jobs) == 1 and (write := jobs[0].encode(sync=True)) is not None:
+        if len(jobs) == 1 and (write := jobs[0].encode()) is not None:
             return write
         journal = self._present
         if journal is None or self._unwritten_nbytes + nbytes > _MAX_UNWRITTEN_BYTES:
             return None
+        pieces: list[JournalPiece] = []
         for job in jobs:
-            if job.encode(sync=False) is None:
+            if (piece := job.encode_copy()) is None:
                 return None
+            pieces.append(piece)
         self._used = journal
         self._began_s = time.perf_counter()
-        return journal.encode([job.copy() for job in jobs])
+        return journal.encode(pieces)
 
     def end_write(self, jobs: Sequence[RoundJob[_Log]]) -> None:
         """Note that the write of `encode` has ended."""
@@ -224,9 +226,10 @@ class Journals(Generic[_Log]):
         for job in jobs:
             job.end_write(sync=journal is None)
             job.finish()
+            if journal is not None:
+                self._unwritten_nbytes += job.nbytes
+                self._unwritten[job.log] = None
         if journal is not None:
-            self._unwritten_nbytes += sum(job.nbytes for job in jobs)
-            self._unwritten.update((job.log, None) for job in jobs)
             self._end_write(journal, jobs)
 
     def rescue_write(self, jobs: Sequence[RoundJob[_Log]], error: Exception) -> None:

@@ -136,28 +136,30 @@ class RoundJob(Generic[_Log]):
         except OSError as error:
             self.error = error
 
-    def encode(self, *, sync: bool) -> DiskWrite | None:
+    def encode(self) -> DiskWrite | None:
         """Return the one write that makes the round durable; None if it takes more than that.
 
-        Without ``sync`` a journal does that, and nothing is written now. `end_write` follows, or
-        `rescue_write`.
+        `end_write` follows, or `rescue_write`.
         """
-        self._write = self._writer.encode_round(self.entries, sync=sync)
+        self._write = self._writer.encode_round(self.entries, sync=True)
         return None if self._write is None else self._write.write
 
-    def copy(self) -> JournalPiece:
-        """Return what a journal needs of what `encode` has returned."""
-        assert self._write is not None
-        return self._writer.copy_of(self._write.write)
+    def encode_copy(self) -> JournalPiece | None:
+        """Return what a journal needs to make the round durable; None if it takes more than that.
+
+        Nothing is written now. `end_write` follows, or `rescue_write`.
+        """
+        encoded = self._write = self._writer.encode_round(self.entries, sync=False)
+        return None if encoded is None else self._writer.copy_of(encoded.data, encoded.offset)
 
     def end_write(self, *, sync: bool) -> None:
-        """Note that what `encode` has returned is durable; without ``sync``: in a journal."""
+        """Note that what was encoded is durable; without ``sync``: in a journal."""
         assert self._write is not None
         self._writer.end_write(self._write, sync=sync)
         self.written = self._write.records
 
     def rescue_write(self, error: Exception) -> None:
-        """Make the round durable whose write of `encode` failed with ``error``. Blocks."""
+        """Make the round durable whose write of `encode` has failed with ``error``. Blocks."""
         assert self._write is not None
         try:
             self._writer.rescue_write(self._write, error)
