@@ -59,8 +59,10 @@ class DiskFile(ReadableFile, Protocol):
     def write(self, data: bytes, offset: int) -> None:
         """Write all of ``data``. After an error the file may hold any part of it."""
 
-    def write_durably(self, data: bytes, offset: int) -> None:
-        """Write all of ``data``, and make that durable; what was written before may not be.
+    def write_durably(self, data: bytes, offset: int, room: int = 0) -> None:
+        """Write all of ``data``, with ``room`` zeros behind it, and make that durable.
+
+        What was written before may still not be durable.
 
         After an error the file may hold any part of it, and any part of that may be durable.
         """
@@ -220,8 +222,8 @@ class RealFile:
         except OSError as error:
             raise self._named(error) from None
 
-    def write_durably(self, data: bytes, offset: int) -> None:
-        self.write(data, offset)
+    def write_durably(self, data: bytes, offset: int, room: int = 0) -> None:
+        self.write(data + bytes(room) if room else data, offset)
         self.sync()
 
     def read(self, max_bytes: int, offset: int) -> bytes:

@@ -296,7 +296,7 @@ async def test_single_writes_are_in_the_file_when_it_is_told(
     file = RealDisk(tmp_path).create("file")
     told: list[Exception | None] = []
     for at in range(30):
-        writer.submit_write(file, b"%04d" % at, 4 * at, told.append)
+        writer.submit_write(file, b"%04d" % at, 4 * at, 0, told.append)
     with trio.fail_after(LIMIT_S):
         await writer.wait_idle()
     assert told == [None] * 30
@@ -317,7 +317,7 @@ async def test_a_single_write_that_fails_is_told_of(
         raise ValueError("broken")
 
     for _ in range(2):
-        writer.submit_write(file, b"no", 0, hear)
+        writer.submit_write(file, b"no", 0, 0, hear)
         with trio.fail_after(LIMIT_S):
             await writer.wait_idle()
     assert [isinstance(error, OSError) and error.errno for error in told] == [errno.EBADF] * 2
@@ -338,9 +338,9 @@ async def test_what_follows_a_single_write_is_waited_for(
 
     def first(error: Exception | None) -> None:
         told.append("first")
-        writer.submit_write(file, b"b", 1, second)
+        writer.submit_write(file, b"b", 1, 0, second)
 
-    writer.submit_write(file, b"a", 0, first)
+    writer.submit_write(file, b"a", 0, 0, first)
     with trio.fail_after(LIMIT_S):
         await writer.wait_idle()
     assert told == ["first", "second", "job"]
@@ -361,7 +361,7 @@ async def test_writes_are_heard_of_before_during_and_after_a_poller(
 
     async def write() -> None:
         background.submit_write(
-            file, b"a", 0, lambda error: told.append((len(poller), poller.turn.is_open))
+            file, b"a", 0, 0, lambda error: told.append((len(poller), poller.turn.is_open))
         )
         with trio.fail_after(LIMIT_S):
             await background.wait_idle()
@@ -387,7 +387,7 @@ async def test_a_single_write_after_the_end_does_not_begin(
         background = ThreadBackground()
         await own.start(background.run)
         own.cancel_scope.cancel()
-    background.submit_write(file, b"no", 0, lambda error: pytest.fail("told"))
+    background.submit_write(file, b"no", 0, 0, lambda error: pytest.fail("told"))
     await trio.testing.wait_all_tasks_blocked()
     assert file.size() == 0
     file.close()

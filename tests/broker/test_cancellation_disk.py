@@ -47,8 +47,10 @@ class LateBackground:
     def submit_series(self, next_job: NextJob) -> None:
         submit_in_turn(self.submit, next_job)
 
-    def submit_write(self, file: DiskFile, data: bytes, offset: int, done: JobDone) -> None:
-        submit_as_job(self.submit, file, data, offset, done)
+    def submit_write(
+        self, file: DiskFile, data: bytes, offset: int, room: int, done: JobDone
+    ) -> None:
+        submit_as_job(self.submit, file, data, offset, room, done)
 
     async def _run(self, job: Job, done: JobDone) -> None:
         await trio.sleep(DISK_DELAY_S)

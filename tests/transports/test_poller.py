@@ -86,6 +86,71 @@ async def test_after_short_sleeps_it_looks_on_for_a_moment(
     assert sleeps_before[4] == sleeps_before[7]
 
 
+async def test_where_input_is_expected_it_sleeps_in_its_own_epoll(
+    poller: Poller,
+    nursery: trio.Nursery,
+    closing: ExitStack,
+    polled: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What comes then costs trio's event loop nothing."""
+    monkeypatch.setattr("trionsq.transports.poller._MAX_RUN_S", LIMIT_S)
+    sleeps = 0
+    wait_readable = trio.lowlevel.wait_readable
+
+    async def counted(fd: int) -> None:
+        nonlocal sleeps
+        sleeps += poller._epoll is not None and fd == poller._epoll.fileno()
+        await wait_readable(fd)
+
+    monkeypatch.setattr("trio.lowlevel.wait_readable", counted)
+    reader = opened(closing)
+    sleeps_before: list[int] = []
+
+    def note_read() -> None:
+        sleeps_before.append(sleeps)
+        poller.expects_until_s = float("inf") if len(sleeps_before) < 8 else 0.0
+
+    def send_all() -> None:
+        for count in range(8):
+            while len(reader.received) < count:
+                time.sleep(0.001)
+            time.sleep(0.01)
+            reader.peer.send(b"x")
+
+    reader.on_read = note_read
+    nursery.start_soon(reader.serve, poller)
+    await wait_all_tasks_blocked()
+    sender = threading.Thread(target=send_all)
+    sender.start()
+    await until(lambda: len(reader.received) == 8 and sleeps > sleeps_before[7])
+    sender.join()
+    assert sleeps_before[0] == sleeps_before[7]
+
+
+async def test_a_connection_that_waits_by_itself_does_not_wait_for_what_is_expected(
+    poller: Poller,
+    nursery: trio.Nursery,
+    closing: ExitStack,
+    polled: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While there is one the poller sleeps in trio's event loop, which serves both."""
+    monkeypatch.setattr("trionsq.transports.poller._MAX_RUN_S", LIMIT_S)
+    first, lone = opened(closing), opened(closing, pair=socket.socketpair())
+    for reader in first, lone:
+        nursery.start_soon(reader.serve, poller)
+    await wait_all_tasks_blocked()
+    poller.expects_until_s = float("inf")
+    first.peer.send(b"x")
+    lone.peer.send(b"y")
+    await until(lambda: (first.received, lone.received) == (b"x", b"y"))
+    assert poller.lone_count == 1
+    poller.expects_until_s = 0.0
+    lone.peer.close()
+    await until(lambda: lone.has_ended and not poller.lone_count)
+
+
 async def test_input_without_end_leaves_others_their_turn(
     poller: Poller, nursery: trio.Nursery, closing: ExitStack, polled: None
 ) -> None:

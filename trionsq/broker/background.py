@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from contextlib import suppress
 from functools import partial
+from time import perf_counter
 from typing import Final, TypeAlias
 
 import outcome
@@ -17,6 +18,8 @@ from trionsq.transports.poller import Poller
 
 __all__ = ["ThreadBackground"]
 
+# Most writes have ended after so long; the poller need not wait for longer ones in this way.
+_SOON_S: Final = 0.002
 # More threads would only wait for each other at the disk.
 _MAX_THREADS: Final = 4
 
@@ -70,8 +73,10 @@ class ThreadBackground:
     async def _hear_of_writes(self, ring: Ring) -> None:
         def end_writes() -> None:
             ring.end_writes()
-            if not len(ring) and not self._running:
-                self._tell_idle()
+            if not len(ring):
+                self._poller.expects_until_s = 0.0
+                if not self._running:
+                    self._tell_idle()
 
         while True:
             await self._poller.watch_input(ring.fileno(), end_writes)
@@ -83,7 +88,9 @@ class ThreadBackground:
     def writes_directly(self) -> bool:
         return self._ring is not None
 
-    def submit_write(self, file: DiskFile, data: bytes, offset: int, done: JobDone) -> None:
+    def submit_write(
+        self, file: DiskFile, data: bytes, offset: int, room: int, done: JobDone
+    ) -> None:
         """Have the kernel write, or a thread; see `Background`.
 
         After the end of `run` nothing happens.
@@ -92,9 +99,11 @@ class ThreadBackground:
         if (
             ring is None
             or type(file) is not RealFile
-            or not ring.submit_write(file.fileno(), data, offset, partial(self._tell, done))
+            or not ring.submit_write(file.fileno(), data, offset, room, partial(self._tell, done))
         ):
-            self.submit(partial(file.write_durably, data, offset), done)
+            self.submit(partial(file.write_durably, data, offset, room), done)
+        else:
+            self._poller.expects_until_s = perf_counter() + _SOON_S
 
     def submit(self, job: Job, done: JobDone) -> None:
         """Run ``job`` in a thread, then call ``done`` in trio's. Jobs begin in order.

@@ -27,9 +27,11 @@ _PARAMS: Final = struct.Struct("=7I12x8IQ8IQ")
 _ENTRY: Final = struct.Struct("=BBHiQQIIQ24x")
 _COMPLETION: Final = struct.Struct("=QiI")
 _U32: Final = struct.Struct("=I")
-# One mapping for both rings; completions are never dropped; plain writes (Linux 5.6).
-_FEATURES: Final = 0b1011
+# One mapping for both rings; completions are never dropped; a vector need not outlive its call;
+# plain writes (Linux 5.6).
+_FEATURES: Final = 0b1111
 
+_WRITEV: Final = 2
 _WRITE: Final = 23
 # A worker of the kernel does it: a write to a file's cache may wait for the disk.
 _IN_WORKER: Final = 1 << 4
@@ -39,7 +41,22 @@ _libc = ctypes.PyDLL(None, use_errno=True)  # no call of it blocks, so it keeps 
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
 
-_Write: TypeAlias = tuple[bytes, Callable[[OSError | None], None]]
+_Write: TypeAlias = tuple[bytes, int, Callable[[OSError | None], None]]
+
+# What stands behind a write that makes room; nobody ever writes to it, so it takes no memory.
+_ZEROS: Final = bytes(2 << 20)
+
+
+class _Pieces(ctypes.Structure):
+    """Two `struct iovec`: data, and zeros."""
+
+    _fields_ = (
+        ("data", ctypes.c_char_p),
+        ("data_size", ctypes.c_size_t),
+        ("zeros", ctypes.c_char_p),
+        ("zeros_size", ctypes.c_size_t),
+    )
+
 
 # Writes that were under way when their ring was closed: the kernel may still read the bytes.
 _abandoned: list[tuple[mmap.mmap, mmap.mmap, dict[int, _Write]]] = []
@@ -65,6 +82,9 @@ class Ring:
             os.close(self._fd)
             raise
         self._tail = self._head = 0
+        self._pieces = _Pieces()
+        # Where the data of these is.
+        self._address = ctypes.c_size_t.from_buffer(self._pieces)
         # The bytes have to stay where they are.
         self._under_way: dict[int, _Write] = {}
 
@@ -94,20 +114,28 @@ class Ring:
         return self._fd
 
     def submit_write(
-        self, fd: int, data: bytes, offset: int, done: Callable[[OSError | None], None]
+        self, fd: int, data: bytes, offset: int, room: int, done: Callable[[OSError | None], None]
     ) -> bool:
-        """Begin to write ``data`` and to make it durable; return False if there is no room for it.
+        """Begin to write ``data``, and ``room`` zeros behind it, and to make that durable.
 
-        `end_writes` calls ``done`` with the error, if any. After one, any part may be written.
+        Returns False if that cannot begin now. `end_writes` calls ``done`` with the error, if any.
+        After one, any part may be written.
         """
-        if len(self._under_way) >= _ENTRIES:
+        if len(self._under_way) >= _ENTRIES or room > len(_ZEROS):
             return False
         at = self._tail & self._mask
         number = self._tail
-        address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value
+        pieces, size = self._pieces, len(data)
+        pieces.data = data
+        if room:
+            # The kernel reads the vector before the call below returns.
+            pieces.data_size, pieces.zeros, pieces.zeros_size = size, _ZEROS, room
+            operation, address, length = _WRITEV, ctypes.addressof(pieces), 2
+        else:
+            operation, address, length = _WRITE, self._address.value, size
         _ENTRY.pack_into(
             self._entries, at * _ENTRY.size,
-            _WRITE, _IN_WORKER, 0, fd, offset, address, len(data), _DSYNC, number,
+            operation, _IN_WORKER, 0, fd, offset, address, length, _DSYNC, number,
         )  # fmt: skip
         _U32.pack_into(self._rings, self._sq_array + at * _U32.size, at)
         _U32.pack_into(self._rings, self._sq_tail, (number + 1) & 0xFFFFFFFF)
@@ -116,7 +144,7 @@ class Ring:
             _U32.pack_into(self._rings, self._sq_tail, number)
             return False
         self._tail = (number + 1) & 0xFFFFFFFF
-        self._under_way[number] = data, done
+        self._under_way[number] = data, size + room, done
         return True
 
     def end_writes(self) -> None:
@@ -130,10 +158,10 @@ class Ring:
             number, result, _ = _COMPLETION.unpack_from(self._rings, place)
             self._head = (self._head + 1) & 0xFFFFFFFF
             _U32.pack_into(self._rings, self._cq_head, self._head)
-            data, done = self._under_way.pop(number)
+            _, size, done = self._under_way.pop(number)
             if result < 0:
                 done(_os_error(-result))
-            elif result < len(data):
+            elif result < size:
                 # Or a limit was met: a further write would say which.
                 done(_os_error(errno.ENOSPC))
             else:

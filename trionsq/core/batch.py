@@ -74,6 +74,13 @@ class MessageBatch:
     def __repr__(self) -> str:
         return f"<MessageBatch of {self.count}, {self.bodies.nbytes} bytes>"
 
+    def placed_at(self, sequence: int) -> MessageBatch:
+        """Return the same messages in a log, where the first one has ``sequence``."""
+        places = range(sequence, sequence + self.count)
+        return MessageBatch(
+            self.bodies, self.ids, self.timestamp_ns, self.defer_ms, self.stamps, places, self.key
+        )
+
     def extract(self, indexes: list[int], ids: list[bytes]) -> MessageBatch:
         """Return a batch with copies of some messages; it keeps no memory of this one."""
         bodies = ListBodies([self.bodies.body_at(index) for index in indexes])

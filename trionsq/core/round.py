@@ -49,7 +49,8 @@ class Round:
         """
         self.is_done = True
         self.error = error
-        self._call_back(soon)
+        if self._callbacks:
+            self._call_back(soon)
 
     def _call_back(self, soon: Soon | None) -> None:
         count = len(self._callbacks) if soon is None else _CALLBACKS_PER_TURN

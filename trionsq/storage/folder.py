@@ -144,8 +144,12 @@ class Background(Protocol):
         of that is called. The ``done`` have the order of the jobs.
         """
 
-    def submit_write(self, file: DiskFile, data: bytes, offset: int, done: JobDone) -> None:
+    def submit_write(
+        self, file: DiskFile, data: bytes, offset: int, room: int, done: JobDone
+    ) -> None:
         """Write to a file, which stays open, and make that durable; then call ``done``.
+
+        Behind the data ``room`` zeros are written.
 
         What else was written to the file may still not be durable. After an error, any part of the
         data may be written, and none of it may be durable.

@@ -57,8 +57,10 @@ class InlineBackground:
     def submit_series(self, next_job: NextJob) -> None:
         submit_in_turn(self.submit, next_job)
 
-    def submit_write(self, file: DiskFile, data: bytes, offset: int, done: JobDone) -> None:
-        submit_as_job(self.submit, file, data, offset, done)
+    def submit_write(
+        self, file: DiskFile, data: bytes, offset: int, room: int, done: JobDone
+    ) -> None:
+        submit_as_job(self.submit, file, data, offset, room, done)
 
     async def wait_idle(self) -> None:
         return None
@@ -94,8 +96,10 @@ class HeldBackground:
     def submit_series(self, next_job: NextJob) -> None:
         submit_in_turn(self.submit, next_job)
 
-    def submit_write(self, file: DiskFile, data: bytes, offset: int, done: JobDone) -> None:
-        submit_as_job(self.submit, file, data, offset, done)
+    def submit_write(
+        self, file: DiskFile, data: bytes, offset: int, room: int, done: JobDone
+    ) -> None:
+        submit_as_job(self.submit, file, data, offset, room, done)
 
     def start_one(self) -> None:
         """Run the next job without calling its ``done``.
@@ -167,8 +171,10 @@ class DelayedBackground:
     def submit_series(self, next_job: NextJob) -> None:
         submit_in_turn(self.submit, next_job)
 
-    def submit_write(self, file: DiskFile, data: bytes, offset: int, done: JobDone) -> None:
-        submit_as_job(self.submit, file, data, offset, done)
+    def submit_write(
+        self, file: DiskFile, data: bytes, offset: int, room: int, done: JobDone
+    ) -> None:
+        submit_as_job(self.submit, file, data, offset, room, done)
 
     async def wait_idle(self) -> None:
         while self._jobs:
@@ -176,10 +182,15 @@ class DelayedBackground:
 
 
 def submit_as_job(
-    submit: Callable[[Job, JobDone], None], file: DiskFile, data: bytes, offset: int, done: JobDone
+    submit: Callable[[Job, JobDone], None],
+    file: DiskFile,
+    data: bytes,
+    offset: int,
+    room: int,
+    done: JobDone,
 ) -> None:
     """Submit a job that writes, and makes that durable; see `Background.submit_write`."""
-    submit(partial(file.write_durably, data, offset), done)
+    submit(partial(file.write_durably, data, offset, room), done)
 
 
 def submit_in_turn(submit: Callable[[Job, JobDone], None], next_job: NextJob) -> None:

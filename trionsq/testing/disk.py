@@ -329,9 +329,9 @@ class SimulatedFile:
 
         self._perform("write", write, tear)
 
-    def write_durably(self, data: bytes, offset: int) -> None:
+    def write_durably(self, data: bytes, offset: int, room: int = 0) -> None:
         content = self.content
-        self.write(data, offset)
+        self.write(data + bytes(room), offset)
         self._perform("sync", content.mark_newest_durable, content.mark_newest_uncertain)
 
     def read(self, max_bytes: int, offset: int) -> bytes:

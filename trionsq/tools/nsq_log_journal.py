@@ -75,7 +75,7 @@ class JournaledSegment:
     def write(self, data: bytes, offset: int) -> None:
         raise OSError(errno.EBADF, "only for reading")
 
-    def write_durably(self, data: bytes, offset: int) -> None:
+    def write_durably(self, data: bytes, offset: int, room: int = 0) -> None:
         raise OSError(errno.EBADF, "only for reading")
 
     def truncate(self, size: int) -> None:

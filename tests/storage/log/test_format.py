@@ -38,6 +38,7 @@ from trionsq.storage.log.format import (
     RecordHead,
     SegmentHeader,
     UnsupportedError,
+    encode_extra,
     encode_head,
     parse_head,
 )
@@ -179,7 +180,7 @@ def test_what_does_not_fit_into_a_record_is_refused() -> None:
         encoded(simple_batch([b"x"]), origin=("n" * 5000, 1))
     head = RecordHead(0, 0, 2**32, 0, 1, 1, NS, 0, EQUAL_SIZES, ids=((1, 1),))
     with pytest.raises(FormatError, match="4294967296 bytes are too many"):
-        encode_head(head, HEADER)
+        head_bytes(head)
 
 
 @given(batches(max_count=4), st.data())
@@ -225,9 +226,18 @@ def test_a_record_of_another_segment_is_none(other: SegmentHeader) -> None:
         parse_head(raw, 0, HEADER, 0)
 
 
+def head_bytes(head: RecordHead) -> bytes:
+    """Return the head as a record of HEADER's segment has it."""
+    extra = encode_extra(head.ids)
+    return encode_head(
+        HEADER, head.body_nbytes, head.body_crc, head.sequence, head.count, head.flags,
+        head.timestamp_ns, head.defer_ms, extra,
+    )  # fmt: skip
+
+
 def with_valid_crc(head: RecordHead, extra: bytes = b"") -> bytes:
     """Return the head with these bytes as further extra items, its CRC being right."""
-    raw = encode_head(head, HEADER)[8:]
+    raw = head_bytes(head)[8:]
     size = int.from_bytes(raw[30:32]) + len(extra)
     raw = raw[:30] + pack(">H", size) + raw[32:] + extra
     return b"\xf5LR\x01" + pack(">I", crc32(raw, HEADER.salt)) + raw

@@ -49,7 +49,7 @@ class Written:
             bodies = [b"%06d" % (sequence + at) + bytes(size) for at, size in enumerate(sizes)]
             self.bodies.update(enumerate(bodies, sequence))
             writer.write_round([(simple_batch(bodies, sequence), sequence)], sync=True)
-            self.segments += writer.pop_begun()
+            self.segments += writer.pop_changes()[0]
             assert writer.segment is not None
             writer.segment.end = writer.offset
             sequence += len(sizes)

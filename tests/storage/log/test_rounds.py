@@ -112,6 +112,21 @@ def test_behind_a_round_that_failed_the_next_one_waits() -> None:
     assert read_all(*start(node.disk.after_power_loss())) == [b"b"] * 100
 
 
+def test_what_a_thread_would_go_on_with_may_be_gone() -> None:
+    """A topic is deleted while a job of it runs: the jobs that follow begin all the same."""
+    node = Node()
+    node.jobs.writes_directly = False
+    publish(node, b"a")
+    for _ in range(100):
+        publish(node, b"b")
+    assert node.node._jobs.forget_log(node.log) is not None
+    node.jobs.run_all()
+    node.log.end = node.log.safe_end
+    later = publish(node, b"c")
+    node.jobs.run_all()
+    assert later.is_done
+
+
 def test_what_a_deleted_topic_has_gathered_is_refused() -> None:
     """Its publishers hear that the topic is deleted; what a job is writing is as it may be."""
     node = Node()

@@ -26,8 +26,8 @@ def batch(*bodies: bytes) -> MessageBatch:
 
 def stored(disk: SimulatedDisk, writer: SegmentWriter) -> list[bytes]:
     """The bodies that its segments have."""
-    segments, bodies = writer.pop_begun(), list[bytes]()
-    for segment, end in writer.pop_ends():
+    (segments, ends), bodies = writer.pop_changes(), list[bytes]()
+    for segment, end in ends:
         segment.end = end
     for segment in segments:
         block = read_block(disk, segments, segment.first, 1000, 100)
@@ -125,7 +125,7 @@ def test_small_rounds_that_are_synced_find_room() -> None:
         sizes.append(len(content))
         assert len(content) <= 2 * writer.offset + 4096
     assert len(set(sizes)) < 12
-    [segment] = writer.pop_begun()
+    [segment], _ = writer.pop_changes()
     file = disk.open(segment.name)
     scan = scan_segment(file, segment.header, check_bodies=True)
     assert sum(head.count for head in scan.records) == 3_000
@@ -157,7 +157,7 @@ def test_a_disk_without_room_takes_what_counts() -> None:
     disk.capacity = len(content) + 2_500
     for number in range(1, 3):
         writer.write_round([(batch(bytes(5_000)), number)], sync=True)
-    [segment] = writer.pop_begun()
+    [segment], _ = writer.pop_changes()
     assert writer.offset > len(content)
     scan = scan_segment(disk.open(segment.name), segment.header, check_bodies=True)
     assert sum(head.count for head in scan.records) == 3

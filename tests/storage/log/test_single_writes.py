@@ -37,9 +37,11 @@ class WatchedBackground(HeldBackground):
         super().__init__()
         self.writes: list[int] = []
 
-    def submit_write(self, file: DiskFile, data: bytes, offset: int, done: JobDone) -> None:
-        self.writes.append(len(data))
-        super().submit_write(file, data, offset, done)
+    def submit_write(
+        self, file: DiskFile, data: bytes, offset: int, room: int, done: JobDone
+    ) -> None:
+        self.writes.append(len(data) + room)
+        super().submit_write(file, data, offset, room, done)
 
 
 class Node:

@@ -11,7 +11,7 @@ import sys
 from array import array
 from binascii import Error as HexError
 from binascii import hexlify, unhexlify
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Final
 from zlib import crc32
@@ -27,6 +27,7 @@ from trionsq.storage.log.format import (
     Origin,
     RecordHead,
     SegmentHeader,
+    encode_extra,
     encode_head,
 )
 from trionsq.wire.bodies import Bodies, PackedBodies, StridedBodies, slice_fields
@@ -99,24 +100,11 @@ def encode_record(
     for piece in pieces:
         nbytes += len(piece)
         crc = crc32(piece, crc)
-    key, digest = (None, None) if batch.key is None else batch.key
-    head = RecordHead(
-        offset=0,
-        nbytes=0,
-        body_nbytes=nbytes,
-        body_crc=crc,
-        sequence=sequence,
-        count=count,
-        timestamp_ns=batch.timestamp_ns,
-        defer_ms=batch.defer_ms,
-        flags=flags,
-        ids=ranges,
-        key=key,
-        origin=origin,
-        digest=digest,
-        round_offset=round_offset,
-    )
-    return [encode_head(head, header), *pieces]
+    key, digest = batch.key or (None, None)
+    extra = encode_extra(ranges, key, digest, round_offset, origin)
+    stamp, delay = batch.timestamp_ns, batch.defer_ms
+    head = encode_head(header, nbytes, crc, sequence, count, flags, stamp, delay, extra)
+    return [head, *pieces]
 
 
 def parse_batch(head: RecordHead, section: bytes, header: SegmentHeader) -> MessageBatch:
@@ -169,8 +157,11 @@ def join_batches(batches: Sequence[MessageBatch], sequence: int | None = None) -
     )
 
 
-def join_entries(entries: Iterable[tuple[MessageBatch, int]]) -> list[MessageBatch]:
+def join_entries(entries: Sequence[tuple[MessageBatch, int]]) -> list[MessageBatch]:
     """Return the records of a round: single publishes with one delay and no key become one."""
+    if len(entries) == 1:
+        batch, sequence = entries[0]
+        return [batch.placed_at(sequence)]
     records: list[MessageBatch] = []
     together: list[MessageBatch] = []
     first = nbytes = 0
@@ -269,8 +260,12 @@ def _packed_bodies(section: bytes, at: int, count: int) -> PackedBodies:
 def _id_ranges(ids: Column, count: int) -> tuple[tuple[int, int], ...] | None:
     """Return the first id and the count of each range; None if the ids are no few ranges."""
     if isinstance(ids, RangeIds):
+        ranges = ids.ranges
+        if len(ranges) == 1:
+            prefix, start, end = ranges[0]
+            return ((int(prefix, 16) * SEQUENCES + start, end - start),)
         found = [
-            (int(prefix, 16) * SEQUENCES + start, end - start) for prefix, start, end in ids.ranges
+            (int(prefix, 16) * SEQUENCES + start, end - start) for prefix, start, end in ranges
         ]
     else:
         numbers = _id_numbers(_column_bytes(ids, count))

@@ -118,8 +118,7 @@ def show_error(faults: MutableMapping[Any, str], name: str, error: Exception | N
     """Show an error of the disk among the faults of a topic's log, or (None) that there is none."""
     key = f"log of {name}"
     if error is None:
-        if faults:
-            faults.pop(key, None)
+        faults.pop(key, None)
         return
     text = error_text(error)
     if faults.get(key) != text:

@@ -9,6 +9,7 @@ The bytes, one by one: docs/log-format.md.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final
@@ -28,6 +29,7 @@ __all__ = [
     "RecordHead",
     "SegmentHeader",
     "UnsupportedError",
+    "encode_extra",
     "encode_head",
     "parse_head",
 ]
@@ -48,10 +50,11 @@ MARKER: Final = b"\xf5LR\x01"
 """How each record begins."""
 
 _CRC: Final = Struct(">I")
+_PREFIX: Final = Struct(">4sI")
 # Behind the marker and the CRC of the head: size of the section, its CRC, incarnation, sequence,
 # count, flags, size of the extra items, timestamp, delay.
 _CHECKED: Final = Struct(">IIQQIHHqQ")
-_PREFIX_BYTES: Final = len(MARKER) + _CRC.size
+_PREFIX_BYTES: Final = _PREFIX.size
 _FIXED_BYTES: Final = _PREFIX_BYTES + _CHECKED.size
 # A limit on what the CRC of a forged head can cost a reader that looks for the next record.
 _MAX_EXTRA_BYTES: Final = 4096
@@ -73,6 +76,7 @@ _DIGEST: Final = 4
 _ROUND: Final = 5
 _ITEM: Final = Struct(">BH")
 _RANGE: Final = Struct(">QI")
+_ONE_RANGE: Final = Struct(">BHQI")
 _POSITION: Final = Struct(">Q")
 
 MAX_RANGES: Final = 64
@@ -216,41 +220,71 @@ class RecordHead:
         return self.sequence + self.count
 
 
-def encode_head(head: RecordHead, header: SegmentHeader) -> bytes:
-    """Return the head as bytes. Its place and its size do not matter.
+def encode_extra(
+    ids: Sequence[tuple[int, int]] | None,
+    key: bytes | None = None,
+    digest: bytes | None = None,
+    round_offset: int | None = None,
+    origin: Origin | None = None,
+) -> bytes:
+    """Return the extra items of a head; the arguments are attributes of `RecordHead`.
 
     Raises:
-        FormatError: the extra items, or the section, are too long for a record.
+        FormatError: they are too long for a record.
     """
-    extra = b""
-    if head.ids is not None:
-        extra += _item(_RANGES, b"".join([_RANGE.pack(*one) for one in head.ids]))
-    if head.key is not None:
-        extra += _item(_KEY, head.key)
-    if head.digest:
-        extra += _item(_DIGEST, head.digest)
-    if head.round_offset is not None:
-        extra += _item(_ROUND, _POSITION.pack(head.round_offset))
-    if head.origin is not None:
-        name, position = head.origin
+    if ids is None:
+        extra = b""
+    elif len(ids) == 1:
+        extra = _ONE_RANGE.pack(_RANGES, _RANGE.size, *ids[0])
+    else:
+        extra = _item(_RANGES, b"".join([_RANGE.pack(*one) for one in ids]))
+    if key is not None:
+        extra += _item(_KEY, key)
+    if digest:
+        extra += _item(_DIGEST, digest)
+    if round_offset is not None:
+        extra += _item(_ROUND, _POSITION.pack(round_offset))
+    if origin is not None:
+        name, position = origin
         extra += _item(_ORIGIN, _POSITION.pack(position) + name.encode())
     if len(extra) > _MAX_EXTRA_BYTES:
         raise FormatError(f"{len(extra)} bytes of extra items are too many for a record")
-    if head.body_nbytes >= 2**32:
-        raise FormatError(f"{head.body_nbytes} bytes are too many for a record")
-    checked = _CHECKED.pack(
-        head.body_nbytes,
-        head.body_crc,
-        header.incarnation,
-        head.sequence,
-        head.count,
-        head.flags,
-        len(extra),
-        head.timestamp_ns,
-        head.defer_ms,
+    return extra
+
+
+def encode_head(
+    header: SegmentHeader,
+    body_nbytes: int,
+    body_crc: int,
+    sequence: int,
+    count: int,
+    flags: int,
+    timestamp_ns: int,
+    defer_ms: int,
+    extra: bytes,
+) -> bytes:
+    """Return a head as bytes; the arguments are attributes of `RecordHead`, and its extra items.
+
+    Raises:
+        FormatError: the section is too long for a record.
+    """
+    if body_nbytes >= 2**32:
+        raise FormatError(f"{body_nbytes} bytes are too many for a record")
+    checked = (
+        _CHECKED.pack(
+            body_nbytes,
+            body_crc,
+            header.incarnation,
+            sequence,
+            count,
+            flags,
+            len(extra),
+            timestamp_ns,
+            defer_ms,
+        )
+        + extra
     )
-    checked += extra
-    return MARKER + _CRC.pack(crc32(checked, header.salt)) + checked
+    return _PREFIX.pack(MARKER, crc32(checked, header.salt)) + checked
 
 
 def _item(kind: int, data: bytes) -> bytes:

@@ -35,6 +35,7 @@ _MAGIC: Final = b"TRIONSQJ"
 # magic, version, 0, salt, time of creation, 0; the CRC of all this follows.
 _HEADER: Final = Struct(">8sHHIqI")
 _CRC: Final = Struct(">I")
+_PREFIX: Final = Struct(">4sI")
 _COPY_BYTES: Final = _HEADER.size + _CRC.size
 
 JOURNAL_HEADER_BYTES: Final = 2 * _COPY_BYTES
@@ -109,16 +110,9 @@ def encode_piece(piece: JournalPiece, salt: int, round_: int) -> list[bytes]:
 
     ``round_`` is a number that rises with each fsync.
     """
-    head = _HEAD.pack(
-        round_,
-        piece.incarnation,
-        piece.first,
-        piece.salt,
-        piece.offset,
-        len(piece.data),
-        crc32(piece.data, salt),
-    )
-    return [_MARKER, _CRC.pack(crc32(head, salt)), head, piece.data]
+    *place, data = piece
+    head = _HEAD.pack(round_, *place, len(data), crc32(data, salt))
+    return [_PREFIX.pack(_MARKER, crc32(head, salt)), head, data]
 
 
 def parse_journal(data: bytes) -> Iterator[JournalPiece | JournalDamage]:

@@ -90,13 +90,16 @@ class _Journal(Generic[_Log]):
     def encode(self, pieces: Sequence[JournalPiece]) -> DiskWrite:
         """Return the write that makes pieces durable; `end_write` follows if it does not fail."""
         self._round += 1
-        parts = [encode_piece(piece, self._salt, self._round) for piece in pieces]
-        data = b"".join([part for piece in parts for part in piece])
+        parts: list[bytes] = []
+        for piece in pieces:
+            parts += encode_piece(piece, self._salt, self._round)
+        data = b"".join(parts)
         end = self._end = self.offset + len(data)
+        room = 0
         if end > self._allocated:
-            self._allocated = end + self._step - end % self._step
-            data += bytes(self._allocated - end)
-        return DiskWrite(self._file, data, self.offset)
+            room = self._step - end % self._step
+            self._allocated = end + room
+        return DiskWrite(self._file, data, self.offset, room)
 
     def end_write(self) -> None:
         """Note that the write of `encode` has ended."""
@@ -168,7 +171,7 @@ class Journals(Generic[_Log]):
             journal = self._present or self._begin()
             self._began_s = time.perf_counter()
             write = journal.encode(pieces)
-            write.file.write_durably(write.data, write.offset)
+            write.file.write_durably(write.data, write.offset, write.room)
         except OSError as error:
             self._replace_present(jobs, error)
         else:
@@ -198,20 +201,24 @@ class Journals(Generic[_Log]):
         so they cost no other write, and later one for many rounds.
         """
         self._used = None
-        nbytes = sum(job.nbytes for job in jobs)
-        if nbytes > _MAX_DIRECT_BYTES or not all(job.may_be_shared for job in jobs):
-            return None
-        if len(jobs) == 1 and (write := jobs[0].encode(sync=True)) is not None:
+        nbytes = 0
+        for job in jobs:
+            nbytes += job.nbytes
+            if nbytes > _MAX_DIRECT_BYTES or not job.may_be_shared:
+                return None
+        if len(jobs) == 1 and (write := jobs[0].encode()) is not None:
             return write
         journal = self._present
         if journal is None or self._unwritten_nbytes + nbytes > _MAX_UNWRITTEN_BYTES:
             return None
+        pieces: list[JournalPiece] = []
         for job in jobs:
-            if job.encode(sync=False) is None:
+            if (piece := job.encode_copy()) is None:
                 return None
+            pieces.append(piece)
         self._used = journal
         self._began_s = time.perf_counter()
-        return journal.encode([job.copy() for job in jobs])
+        return journal.encode(pieces)
 
     def end_write(self, jobs: Sequence[RoundJob[_Log]]) -> None:
         """Note that the write of `encode` has ended."""
@@ -219,9 +226,10 @@ class Journals(Generic[_Log]):
         for job in jobs:
             job.end_write(sync=journal is None)
             job.finish()
+            if journal is not None:
+                self._unwritten_nbytes += job.nbytes
+                self._unwritten[job.log] = None
         if journal is not None:
-            self._unwritten_nbytes += sum(job.nbytes for job in jobs)
-            self._unwritten.update((job.log, None) for job in jobs)
             self._end_write(journal, jobs)
 
     def rescue_write(self, jobs: Sequence[RoundJob[_Log]], error: Exception) -> None:
@@ -297,6 +305,8 @@ class Journals(Generic[_Log]):
 
         All are before the present one is half full. Where that gets nothing it is one at a time.
         """
+        if not self._old:
+            return []
         present = self._present
         share = 0.0 if present is None else 2 * present.offset / self._max_bytes
         least = int(present is None or self._used is None)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
-from trionsq.core.batch import MessageBatch
 from trionsq.core.round import Round
 from trionsq.disk import Disk
 from trionsq.storage.folder import DataFolder, Job, JobDone, error_text
@@ -35,7 +34,6 @@ from trionsq.storage.log.segmentfile import SegmentFile
 from trionsq.storage.log.segments import Damage
 from trionsq.storage.log.segmentwriter import SegmentWriter
 from trionsq.storage.log.storedkeys import StoredKeys
-from trionsq.storage.log.tailcache import TailCache
 from trionsq.storage.log.topiclog import TopicLog
 
 __all__ = ["DEFAULT_SEGMENT_BYTES", "LogNode"]
@@ -82,10 +80,11 @@ class LogNode:
         self.segment_bytes = segment_bytes
         self._journals = Journals[TopicLog](folder.disk, self.figures.fsync_s, journal_bytes)
         self._jobs = NodeJobs(folder.background, state, self._journals, self._end_job)
+        self.add_batch = self._jobs.add_batch
         self.holds = 0
         self._held: list[tuple[Callable[[], Sequence[str]], Callable[[], None]]] = []
         self._reads_to_retry: list[tuple[Job, JobDone]] = []
-        self._caches = CacheBudget()
+        self.count_cached = CacheBudget().count_batch
         self._reads = ReadBudget()
 
     def __repr__(self) -> str:
@@ -204,15 +203,12 @@ class LogNode:
 
     # Work
 
-    def add_batch(self, log_: TopicLog, batch: MessageBatch, first: int) -> Round:
-        return self._jobs.add_batch(log_, batch, first)
-
     def sync_log(self, log_: TopicLog, *, probe: bool) -> None:
         self._jobs.sync_log(log_, probe=probe)
 
     def note_unsynced(self, log_: TopicLog) -> None:
         # What `always` has not synced to its segment, a journal has.
-        if log_.has_unsynced and not log_.is_deleted and log_.durability == "interval":
+        if log_.durability == "interval" and log_.has_unsynced and not log_.is_deleted:
             self.folder.changed[log_] = None
         else:
             self.folder.changed.pop(log_, None)
@@ -283,9 +279,6 @@ class LogNode:
     def release_block(self, nbytes: int) -> None:
         self._reads.release(nbytes)
 
-    def count_cached(self, cache: TailCache, nbytes: int) -> None:
-        self._caches.count_batch(cache, nbytes)
-
     # Trouble
 
     def _show_full(self) -> None:
@@ -303,4 +296,5 @@ class LogNode:
             self.damaged.report(name, file, damage)
 
     def report_error(self, name: str, error: Exception | None) -> None:
-        show_error(self.folder.faults, name, error)
+        if error is not None or self.folder.faults:
+            show_error(self.folder.faults, name, error)

@@ -104,9 +104,11 @@ class NodeJobs:
     def add_batch(self, log_: TopicLog, batch: MessageBatch, first: int) -> Round:
         """Have a batch written that begins with the sequence ``first``; return its round."""
         with self._lock:
-            round_ = self._round_of(log_).add_batch(batch, first)
+            job = self._rounds.get(log_) or self._round_of(log_)
+            round_ = job.add_batch(batch, first)
             self._messages += batch.count
-        self._work()
+        if not self._is_working:
+            self._work()
         return round_
 
     def sync_log(self, log_: TopicLog, *, probe: bool) -> None:
@@ -178,7 +180,7 @@ class NodeJobs:
         if write is None:
             return False
         ended = partial(self._end_write, job)
-        self._background.submit_write(write.file, write.data, write.offset, ended)
+        self._background.submit_write(*write, ended)
         return True
 
     def _run_series(self, first: NodeJob) -> None:
@@ -196,35 +198,39 @@ class NodeJobs:
 
     def _take_job(self) -> NodeJob | None:
         """Return what has gathered; None if nothing has."""
+        if self._commit is None and not self._rounds:
+            return None
         with self._lock:
-            if self._commit is None and not self._rounds:
-                return None
-            rounds = [self._rounds.pop(log_) for log_ in self._first_logs()]
+            rounds = self._pop_rounds()
             self._messages = 0  # of some topics, perhaps, it is too few
             for job in rounds:
                 job.seal(job.log.durability)
-            changes = [*self._failed, *self._changes]
-            committed, self._commit = self._commit, None
-            self._failed, self._changes = [], []
-            if changes and committed is None:
-                committed = Round()
-            self._under_way = committed or self._under_way
+            changes, committed = self._failed + self._changes, self._commit
+            if changes or committed is not None:
+                self._failed, self._changes, self._commit = [], [], None
+                committed = self._under_way = committed or Round()
         return NodeJob(changes, committed, rounds)
 
-    def _first_logs(self) -> list[TopicLog]:
-        return list(islice(self._rounds, _MAX_TOPICS_A_JOB))
+    def _pop_rounds(self) -> list[RoundJob[TopicLog]]:
+        if len(self._rounds) <= _MAX_TOPICS_A_JOB:
+            rounds, self._rounds = list(self._rounds.values()), {}
+            return rounds
+        return [self._rounds.pop(log_) for log_ in [*islice(self._rounds, _MAX_TOPICS_A_JOB)]]
 
     def _job_behind(self, job: NodeJob) -> NodeJob | None:
         """Return the job with which the thread of another goes on, if it does.
 
         Behind one that failed it does not: the event loop has to know first what is not stored.
         """
-        job.is_last = (
-            job.has_failed
-            or self._messages < self._messages_to_go_on
-            or self._commits >= _COMMITS_PER_CHECKPOINT
-        )
-        return None if job.is_last else self._take_job()
+        following: NodeJob | None = None
+        if (
+            not job.has_failed
+            and self._messages >= self._messages_to_go_on
+            and self._commits < _COMMITS_PER_CHECKPOINT
+        ):
+            following = self._take_job()
+        job.is_last = following is None
+        return following
 
     def _run(self, job: NodeJob) -> None:
         """Do a job, in its thread."""
@@ -289,7 +295,7 @@ class NodeJobs:
         if job.failure is not None:
             self._failed = job.changes
         self._ended(job)
-        if not job.has_failed:  # else `retry` goes on
+        if job.logs_to_sync and not job.has_failed:  # else `retry` goes on
             for log_ in job.logs_to_sync:
                 log_.sync()
 

@@ -70,33 +70,35 @@ class RoundJob(Generic[_Log]):
         error: why it failed.
     """
 
+    # Most rounds change few of these, and many topics have one each: so a new one sets none.
+    count = nbytes = 0
+    round: Round | None = None
+    written: Sequence[MessageBatch] = ()
+    begun: Sequence[SegmentFile] = ()
+    ends: Sequence[tuple[SegmentFile, int]] = ()
+    error: Exception | None = None
+    # It has to be durable; alone: in its segment, with all before it.
+    _sync = _alone = False
+    # The sequence of the next message, if the disk has to show that it works again.
+    _probe_at: int | None = None
+    _write: RoundWrite | None = None
+
     def __init__(self, log: _Log, writer: SegmentWriter) -> None:
         self.log = log
         self.entries: list[tuple[MessageBatch, int]] = []
-        self.count = self.nbytes = 0
-        self.round: Round | None = None
-        self.written: list[MessageBatch] = []
-        self.begun: list[SegmentFile] = []
-        self.ends: list[tuple[SegmentFile, int]] = []
-        self.error: Exception | None = None
         self._writer = writer
-        # It has to be durable; alone: in its segment, with all before it.
-        self._sync = False
-        self._alone = False
-        # The sequence of the next message, if the disk has to show that it works again.
-        self._probe_at: int | None = None
-        self._write: RoundWrite | None = None
 
     def add_batch(self, batch: MessageBatch, first: int) -> Round:
         """Take a batch, whose first message has the sequence ``first``; return the round."""
-        if self.round is None:
-            self.round = Round()
+        round_ = self.round
+        if round_ is None:
+            round_ = self.round = Round()
         self.entries.append((batch, first))
         self.count += batch.count
         self.nbytes += batch.bodies.nbytes
         if self._probe_at is not None:
             self._probe_at = first + batch.count
-        return self.round
+        return round_
 
     def sync_alone(self, probe_at: int | None) -> None:
         """Make durable what was written before, too.
@@ -134,28 +136,30 @@ class RoundJob(Generic[_Log]):
         except OSError as error:
             self.error = error
 
-    def encode(self, *, sync: bool) -> DiskWrite | None:
+    def encode(self) -> DiskWrite | None:
         """Return the one write that makes the round durable; None if it takes more than that.
 
-        Without ``sync`` a journal does that, and nothing is written now. `end_write` follows, or
-        `rescue_write`.
+        `end_write` follows, or `rescue_write`.
         """
-        self._write = self._writer.encode_round(self.entries, sync=sync)
+        self._write = self._writer.encode_round(self.entries, sync=True)
         return None if self._write is None else self._write.write
 
-    def copy(self) -> JournalPiece:
-        """Return what a journal needs of what `encode` has returned."""
-        assert self._write is not None
-        return self._writer.copy_of(self._write.write)
+    def encode_copy(self) -> JournalPiece | None:
+        """Return what a journal needs to make the round durable; None if it takes more than that.
+
+        Nothing is written now. `end_write` follows, or `rescue_write`.
+        """
+        encoded = self._write = self._writer.encode_round(self.entries, sync=False)
+        return None if encoded is None else self._writer.copy_of(encoded.data, encoded.offset)
 
     def end_write(self, *, sync: bool) -> None:
-        """Note that what `encode` has returned is durable; without ``sync``: in a journal."""
+        """Note that what was encoded is durable; without ``sync``: in a journal."""
         assert self._write is not None
         self._writer.end_write(self._write, sync=sync)
         self.written = self._write.records
 
     def rescue_write(self, error: Exception) -> None:
-        """Make the round durable whose write of `encode` failed with ``error``. Blocks."""
+        """Make the round durable whose write of `encode` has failed with ``error``. Blocks."""
         assert self._write is not None
         try:
             self._writer.rescue_write(self._write, error)
@@ -182,8 +186,7 @@ class RoundJob(Generic[_Log]):
 
     def finish(self) -> None:
         """Note where the segments end now."""
-        self.begun = self._writer.pop_begun()
-        self.ends = self._writer.pop_ends()
+        self.begun, self.ends = self._writer.pop_changes()
 
 
 def finish_round(round_: Round, host: ReadHost, error: str | None = None) -> None:

@@ -73,27 +73,37 @@ class SegmentFile:
 
 
 class DiskWrite(NamedTuple):
-    """A write that makes durable what it writes: to which file, what, and where."""
+    """A write that makes durable what it writes: to which file, what, and where.
+
+    ``room``: so many zeros stand behind the data.
+    """
 
     file: DiskFile
     data: bytes
     offset: int
+    room: int = 0
 
 
 class RoundWrite(NamedTuple):
     """What brings a round to its segment, see `SegmentWriter.encode_round`.
 
     Attributes:
-        write: the records, and zeros behind them if it makes room.
-        end: of the records.
+        file, data, offset: where the records go.
+        room: so many zeros stand behind them.
         records: the messages as the log has them.
         began_s: when it began.
     """
 
-    write: DiskWrite
-    end: int
+    file: DiskFile
+    data: bytes
+    offset: int
+    room: int
     records: list[MessageBatch]
     began_s: float
+
+    @property
+    def write(self) -> DiskWrite:
+        return DiskWrite(self.file, self.data, self.offset, self.room)
 
 
 class _GrowingFile:
@@ -144,7 +154,9 @@ def sequences_of(batch: MessageBatch) -> Sequence[int]:
 
 def end_of(batch: MessageBatch) -> int:
     """Return the sequence behind a batch in the log."""
-    return sequences_of(batch)[-1] + 1
+    sequences = batch.sequences
+    assert sequences is not None, "the messages are of no log"
+    return sequences[-1] + 1
 
 
 def size_with_room(end: int, max_bytes: int) -> int:

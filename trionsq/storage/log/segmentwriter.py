@@ -22,7 +22,6 @@ from trionsq.storage.log.format import SEGMENT_HEADER_BYTES, SegmentHeader
 from trionsq.storage.log.journal import JournalPiece
 from trionsq.storage.log.names import draft_name, segment_name
 from trionsq.storage.log.segmentfile import (
-    DiskWrite,
     RoundWrite,
     SegmentFile,
     end_of,
@@ -103,19 +102,16 @@ class SegmentWriter:
         """Bytes that are written and not durable yet."""
         return self._offset - self._synced
 
-    def pop_begun(self) -> list[SegmentFile]:
-        """Return the segments that were begun since the last call, also by a round that failed."""
-        begun, self._begun = self._begun, []
-        return begun
-
-    def pop_ends(self) -> list[tuple[SegmentFile, int]]:
-        """Return segments with their sizes: those that changed since the last call, in order."""
-        ends, self._ends = self._ends, []
-        if self.segment is not None:
-            ends.append((self.segment, self._offset))
+    def pop_changes(self) -> tuple[Sequence[SegmentFile], Sequence[tuple[SegmentFile, int]]]:
+        """Return the segments that were begun since the last call, also by a round that failed, and
+        those that changed, in order, with their sizes."""
+        begun, ends, segment = self._begun, self._ends, self.segment
+        self._begun, self._ends = [], []
+        if segment is not None:
+            ends.append((segment, self._offset))
             unsynced = self._unsynced
-            self.segment.unsynced_from = sequences_of(unsynced[0])[0] if unsynced else None
-        return ends
+            segment.unsynced_from = sequences_of(unsynced[0])[0] if unsynced else None
+        return begun, ends
 
     def is_synced_to(self, sequence: int) -> bool:
         """Return whether what counts before a sequence is durable."""
@@ -123,7 +119,7 @@ class SegmentWriter:
 
     def write_round(
         self,
-        entries: Iterable[tuple[MessageBatch, int]],
+        entries: Sequence[tuple[MessageBatch, int]],
         *,
         sync: bool,
         copies: list[JournalPiece] | None = None,
@@ -163,52 +159,49 @@ class SegmentWriter:
         if self._file is None or (sync and self._unsynced):
             return None
         offset, end = self._offset, self._offset
-        pieces: list[bytes] = []
+        parts: list[bytes] = []
         records = join_entries(entries)
         for batch in records:
             if end >= self._max_bytes:
                 return None
-            record = self._encode(batch, end, offset if pieces else None)
-            pieces += record
-            end += sum(map(len, record))
-        if sync:
-            pieces.append(bytes(self._size_with_room(offset, end) - end))
-        write = DiskWrite(self._file, b"".join(pieces), offset)
-        return RoundWrite(write, end, records, time.perf_counter())
+            record = b"".join(self._encode(batch, end, offset if parts else None))
+            parts.append(record)
+            end += len(record)
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        room = self._size_with_room(offset, end) - end if sync else 0
+        return RoundWrite(self._file, data, offset, room, records, time.perf_counter())
 
     def _size_with_room(self, offset: int, end: int) -> int:
         if end <= self._size or end - offset > _MAX_BYTES_WITH_ROOM:
             return end
         return size_with_room(end, self._max_bytes)
 
-    def copy_of(self, write: DiskWrite) -> JournalPiece:
-        """Return what a journal needs of a write of `encode_round`."""
+    def copy_of(self, data: bytes, offset: int) -> JournalPiece:
+        """Return what a journal needs of records of the present segment."""
         assert self.segment is not None
         of = self.segment.header
-        return JournalPiece(self._number, of.first_sequence, of.salt, write.offset, write.data)
+        return JournalPiece(self._number, of.first_sequence, of.salt, offset, data)
 
     def end_write(self, ended: RoundWrite, *, sync: bool) -> None:
         """Note that a round of `encode_round` is durable; without ``sync``: in a journal."""
-        write, segment = ended.write, self.segment
-        assert segment is not None
-        self._offset = ended.end
+        data, offset = ended.data, ended.offset
+        end = self._offset = offset + len(data)
         if sync:
-            self._size = max(self._size, write.offset + len(write.data))
+            self._size = max(self._size, end + ended.room)
             self._fsync_s.observe(time.perf_counter() - ended.began_s)
-            self._synced = self._offset
+            self._synced = end
             self._safe = end_of(ended.records[-1])
             return
+        assert self.segment is not None
         self._unsynced += ended.records
-        segment.keep_unwritten(write.data, write.offset)
+        self.segment.keep_unwritten(data, offset)
 
     def rescue_write(self, failed: RoundWrite, error: Exception) -> None:
         """Make a round durable whose write failed with ``error``; raises as `write_round`."""
-        write, nbytes = failed.write, failed.end - failed.write.offset
-        if nbytes < len(write.data) and getattr(error, "errno", None) == errno.ENOSPC:
-            write = write._replace(data=write.data[:nbytes])
+        if failed.room and getattr(error, "errno", None) == errno.ENOSPC:
             with suppress(OSError):
-                write.file.write_durably(write.data, write.offset)  # what counts may have space
-                self.end_write(failed._replace(write=write), sync=True)
+                failed.file.write_durably(failed.data, failed.offset)  # what counts may have space
+                self.end_write(failed._replace(room=0), sync=True)
                 return
         self._rescue(list(self._unsynced), failed.records)
 
@@ -307,9 +300,11 @@ class SegmentWriter:
 
     def _encode(self, batch: MessageBatch, offset: int, began: int | None) -> list[bytes]:
         """Return the pieces of a record; ``began``: where its round begins, if not with it."""
-        segment, sequence = self.segment, sequences_of(batch)[0]
+        segment, sequences = self.segment, batch.sequences
         assert segment is not None
         assert segment.index is not None
+        assert sequences is not None
+        sequence = sequences[0]
         segment.index.add(sequence, offset)
         return encode_record(batch, sequence, segment.header, round_offset=began)
 
@@ -329,7 +324,7 @@ class SegmentWriter:
         segment.unwritten = None
         self._size = max(self._size, end + room)
         if copies is not None and pieces:
-            copies.append(self.copy_of(DiskWrite(file, data, offset)))
+            copies.append(self.copy_of(data, offset))
         self._offset = end
 
     def _sync(self) -> None:

@@ -44,8 +44,10 @@ class TailCache:
 
     def add_batch(self, batch: MessageBatch) -> None:
         """Add the newest batch."""
+        sequences = batch.sequences
+        assert sequences is not None
         self._batches.append(batch)
-        self._firsts.append(sequences_of(batch)[0])
+        self._firsts.append(sequences[0])
 
     def batch_at(self, sequence: int) -> MessageBatch | None:
         """Return the batch that has a sequence; None if it is not here."""

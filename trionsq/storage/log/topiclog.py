@@ -160,37 +160,45 @@ class TopicLog:
 
     def end_round(self, job: RoundJob[TopicLog]) -> None:
         """Take over what a job did, in the event loop."""
-        nbytes, count = job.nbytes, job.count
-        self._unsafe_nbytes -= nbytes + _MESSAGE_BYTES * count
-        add_begun(self.segments, job.begun)
+        self._unsafe_nbytes -= job.nbytes + _MESSAGE_BYTES * job.count
+        if job.begun:
+            add_begun(self.segments, job.begun)
         for segment, end in job.ends:
             segment.end = end
         self._node.report_error(self.name, job.error)
         self._node.note_unsynced(self)
-        round_ = job.round
-        if job.error is not None:
-            if job.entries:
-                first = job.entries[0][1]
-                self.gaps.add(first, first + count)
-                self.safe_end = max(self.safe_end, first + count)
-                self.refused(count, nbytes)
-                self.figures.refused_count += count
-            if round_ is not None:
-                self.figures.failed_rounds += 1
-                finish_round(round_, self._node, error_text(job.error))
-            self.caught_up()
-            return
-        for batch in joined_keyed(job.written):
-            self.cache.add_batch(batch)
-            self._node.count_cached(self.cache, cached_nbytes(batch))
-            self.depth += batch.count
-        if job.written:
-            self.safe_end = max(self.safe_end, end_of(job.written[-1]))
-        self._node.keys.note_round(self, job.written, is_durable=job.is_durable)
-        if round_ is not None:
-            self.figures.rounds += 1
-            finish_round(round_, self._node)
+        if job.error is None:
+            self._keep_round(job)
+        else:
+            self._refuse_round(job, job.error)
         self.caught_up()
+
+    def _keep_round(self, job: RoundJob[TopicLog]) -> None:
+        """Have the messages of a round go to the channels, and their publishers hear of it."""
+        node, written = self._node, job.written
+        if written:
+            for batch in written if len(written) == 1 else joined_keyed(written):
+                self.cache.add_batch(batch)
+                node.count_cached(self.cache, cached_nbytes(batch))
+                self.depth += batch.count
+            self.safe_end = max(self.safe_end, end_of(written[-1]))
+        node.keys.note_round(self, written, is_durable=job.is_durable)
+        if job.round is not None:
+            self.figures.rounds += 1
+            finish_round(job.round, node)
+
+    def _refuse_round(self, job: RoundJob[TopicLog], error: Exception) -> None:
+        """Make a gap of a round that failed."""
+        count = job.count
+        if job.entries:
+            first = job.entries[0][1]
+            self.gaps.add(first, first + count)
+            self.safe_end = max(self.safe_end, first + count)
+            self.refused(count, job.nbytes)
+            self.figures.refused_count += count
+        if job.round is not None:
+            self.figures.failed_rounds += 1
+            finish_round(job.round, self._node, error_text(error))
 
     def is_for(self, sequence: int, channel: str) -> bool:
         return self.aims.is_for(sequence, channel)
