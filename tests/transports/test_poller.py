@@ -357,26 +357,3 @@ async def test_a_transport_may_be_replaced(
     await until(lambda: reader.received == b"replace")
     other.peer.send(b" read")
     await until(lambda: reader.received == b"replace read")
-
-
-async def test_what_is_too_much_for_one_turn_is_left_to_the_connections(
-    poller: Poller,
-    nursery: trio.Nursery,
-    closing: ExitStack,
-    polled: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Each socket with input gets its turn at once, among all tasks that want theirs."""
-    monkeypatch.setattr("trionsq.transports.poller._MAX_TURN_S", -1.0)
-    readers = [opened(closing) for _ in range(20)]
-    for reader in readers:
-        nursery.start_soon(reader.serve, poller)
-    await wait_all_tasks_blocked()
-    for count in range(1, 4):
-        for reader in readers:
-            reader.peer.send(b"x")
-        for _ in range(4):
-            await trio.lowlevel.checkpoint()
-        assert have_all(readers, count)
-    # The poller reads for the first one of a look.
-    assert len(set.union(*(reader.readers for reader in readers))) == len(readers)

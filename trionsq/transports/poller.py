@@ -38,8 +38,9 @@ __all__ = ["Poller"]
 
 # Sockets that one look at the epoll tells of.
 _MAX_READY: Final = 1024
-# After so long the other sockets of a look are left to the tasks of their connections. If they had
-# to wait for the poller's next turn, one busy connection would get as much as a hundred quiet ones.
+# After so long other tasks get their turn; the other sockets of the look come next. But if some
+# connections wait by themselves, the other sockets are left to their tasks, which costs more:
+# else one that waits by itself would get as much as a hundred others.
 _MAX_TURN_S: Final = 0.005
 # After so long what was answered is written, so that the first ones need not wait for the last.
 _MAX_UNWRITTEN_S: Final = 0.0005
@@ -346,12 +347,13 @@ class Poller:
 
     async def _serve(self, epoll: select.epoll) -> None:
         short_sleeps = 0
+        left: list[tuple[int, int]] = []
         now_s = yields_s = perf_counter()
         while True:
             if now_s >= yields_s:
                 await trio.lowlevel.checkpoint()
                 yields_s = perf_counter() + _MAX_RUN_S
-            ready = epoll.poll(0, _MAX_READY)
+            ready = left or epoll.poll(0, _MAX_READY)
             if not ready and now_s < self.expects_until_s and not self.lone_count:
                 # To sleep here costs less than in trio's event loop. Others wait no longer for it
                 # than behind input.
@@ -368,19 +370,29 @@ class Poller:
                 short_sleeps += now_s - slept_s < _SHORT_SLEEP_S
                 yields_s = now_s + _MAX_RUN_S
                 continue
-            is_late = False
-            turn_ends_s = now_s + _MAX_TURN_S
-            writes_s = now_s + _MAX_UNWRITTEN_S
             with self.turn:
-                for fd, events in ready:
-                    # No task runs meanwhile that might close one of them.
-                    self._watches[fd].note_ready(events, is_late)
-                    now_s = perf_counter()
-                    is_late = is_late or now_s > turn_ends_s
-                    if now_s > writes_s:
-                        self.turn.write_now()
-                        now_s = perf_counter()
-                        writes_s = now_s + _MAX_UNWRITTEN_S
+                left = self._handle_input(ready, now_s)
+            now_s = perf_counter()
+
+    def _handle_input(self, ready: list[tuple[int, int]], now_s: float) -> list[tuple[int, int]]:
+        """Have the connections handle their input; return those that are left for the next turn."""
+        is_late = False
+        turn_ends_s = now_s + _MAX_TURN_S
+        writes_s = now_s + _MAX_UNWRITTEN_S
+        for number, (fd, events) in enumerate(ready, 1):
+            # One that was left may be closed, and its descriptor another's, which reads in vain.
+            if (watch := self._watches.get(fd)) is not None:
+                watch.note_ready(events, is_late)
+            now_s = perf_counter()
+            if now_s > writes_s:
+                if now_s > turn_ends_s and not is_late:
+                    if not self.lone_count:
+                        return ready[number:]
+                    is_late = True
+                self.turn.write_now()
+                now_s = perf_counter()
+                writes_s = now_s + _MAX_UNWRITTEN_S
+        return []
 
     def _spin(self, epoll: select.epoll) -> list[tuple[int, int]]:
         """Look for input for a moment."""
