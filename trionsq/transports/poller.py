@@ -54,12 +54,10 @@ _SPIN_S: Final = 50e-6
 # A connection that waits by itself reads once more without waiting, each so many reads: a system
 # call that fails costs less than to wait, if input comes fast.
 _READS_PER_TRIAL: Final = 16
-# Missing on systems without epoll.
 _EVENTS: Final = (
     select.EPOLLIN | select.EPOLLPRI | select.EPOLLRDHUP | select.EPOLLET
-    if hasattr(select, "epoll")
-    else 0
-)
+    if hasattr(select, "epoll") else 0
+)  # fmt: skip
 
 
 async def _go_on() -> bool:
