@@ -435,3 +435,31 @@ async def test_a_crash_at_any_operation_loses_nothing(autojump_clock: MockClock)
                         assert trio.current_time() >= due_s
                     assert least <= found.keys(), number
     assert set(engines) == {"default", "log"}
+
+
+async def test_all_topics_are_moved_after_a_start(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With --move-topics, while nsqd serves; the next start moves what could not be moved."""
+    caplog.set_level("INFO", "trionsq")
+    disk = SimulatedDisk()
+    async with nsqd_in_memory(disk=disk, **DEFAULT) as broker:
+        for name in ("full", "t", "e#ephemeral"):
+            broker.topic(name).channel("c")
+            publish(broker, name, *numbered(4))
+        await wait_all_tasks_blocked()
+    options = {**DEFAULT, "storage": "log", "move_topics": True}
+    disk.fail(28, forever=True, name="full.log.*")
+    async with nsqd_in_memory(disk=disk, **options) as broker:
+        broker.topic("e#ephemeral")
+        await wait_all_tasks_blocked()
+        storage = {name: topic.storage for name, topic in broker.topics.items()}
+        assert storage == {"full": "default", "t": "log", "e#ephemeral": "default"}
+        assert "moved 1 topics to logs" in caplog.text
+        assert "1 topics keep their engine" in caplog.text
+        disk.heal()
+    async with nsqd_in_memory(disk=disk, **options) as broker:
+        await wait_all_tasks_blocked()
+        for name in ("full", "t"):
+            assert broker.topics[name].storage == "log"
+            assert await drained(broker, "c", name) == Counter(numbered(4))

@@ -67,6 +67,26 @@ class TopicMoves:
         if running.error is not None:
             raise MoveFailed(running.error)
 
+    def begin_all(self, topics: Mapping[str, Topic]) -> None:
+        """Move all topics that can have a log and have none, one after the other."""
+        assert self._tasks is not None, "the broker does not run"
+        self._tasks.start_soon(self._move_all, topics, name="moves of all topics")
+
+    async def _move_all(self, topics: Mapping[str, Topic]) -> None:
+        failures = moved = 0
+        for topic in list(topics.values()):
+            if topic.is_ephemeral or topic.has_log or topic.exiting:
+                continue
+            try:
+                await self.move(topic)
+                moved += 1
+            except MoveFailed:
+                failures += not topic.exiting
+        if moved or failures:
+            log.info("NSQ: moved %d topics to logs", moved)
+        if failures:
+            log.error("NSQ: %d topics keep their engine; the next start moves them", failures)
+
     async def decided(self) -> None:
         """Wait until each commit of a move that is under way has succeeded or failed.
 

@@ -244,6 +244,8 @@ class TopicRegistry:
             now_s, now_ns = self._clock.now_s(), self._clock.now_ns()
             for _ in self.keys.load_steps(found_keys, now_s, now_ns):
                 await trio.lowlevel.checkpoint()
+        if self._options.move_topics:
+            self.moves.begin_all(self.topics)
 
     def _log_orphan_queues(self, taken_over: set[str]) -> None:
         """Log which disk queues nobody reads. As in nsqd, their files stay."""
