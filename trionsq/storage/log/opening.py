@@ -162,7 +162,7 @@ def open_logs(node: LogNode, content: StateContent) -> list[FoundLog]:
         node.commit([ForgetTopic(number) for number in content.tombstones])
     for number, names in files.items():
         log.warning(
-            "LOG: %d files of log %d belong to no topic of the state, and stay: %s",
+            "LOG: %d files of log %d belong to no topic of the state, and stay (nsq_log adopt): %s",
             len(names),
             number,
             names[0][1],
