@@ -151,9 +151,10 @@ async def test_a_crash_at_any_operation_loses_and_repeats_nothing(
     async with nsqd_in_memory(disk=disk, clock=clock, **LOG):
         await trio.sleep(2)
         images, disk.images = disk.images, None
+        images.append((disk.after_kill(), disk.after_power_loss()))
     assert len(images) > 40
     kinds = set()
-    for number in swept(len(images) - 1, 3):
+    for number in (*swept(len(images) - 2, 15), len(images) - 1):
         for image in images[number]:
             left = image.after_kill()
             kinds.add(any("t:b.diskqueue" in name for name in left.files()))
@@ -172,6 +173,34 @@ async def test_a_crash_at_any_operation_loses_and_repeats_nothing(
                     assert found == expected(name) + Counter([b"new"]), (number, name)
                 check_queues(broker)
     assert kinds == {True, False}
+
+
+@more_in_soak
+async def test_a_crash_while_files_are_removed_repeats_nothing(
+    autojump_clock: MockClock,
+) -> None:
+    """A start removes the files that the one before it has left."""
+    disk, clock = Images(), Clock.from_trio()
+    await log_topic(disk, clock)
+    await visitors_messages(disk, clock)
+    disk.fail(5, forever=True, only=("unlink", "rename"), name="*.diskqueue.*")
+    async with nsqd_in_memory(disk=disk, clock=clock, **LOG):
+        await trio.sleep(2)
+        left = disk.after_kill()
+    assert any("t:b.diskqueue.0" in name for name in left.files())
+    disk = Images()
+    for name, data in left.files().items():
+        disk.write_file(name, data)
+    disk.images = []
+    async with nsqd_in_memory(disk=disk, clock=clock, **LOG):
+        images, disk.images = disk.images, None
+    assert not any("diskqueue.0" in name for name in disk.files())
+    for number in swept(len(images) - 1, 12):
+        for image in images[number][1:]:  # a kill alone forgets no removal
+            async with nsqd_in_memory(disk=image, clock=clock, **LOG) as broker:
+                broker.topics["t"].unpause()
+                for name in ("a", "b", "c"):
+                    assert await drained(broker, name) == expected(name), (number, name)
 
 
 @pytest.mark.parametrize(

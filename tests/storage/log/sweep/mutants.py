@@ -128,7 +128,7 @@ def _run_tests(folder: Path, tests: list[str]) -> Found | None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],
         cwd=folder,
-        env=_environment(folder),
+        env={**_environment(folder), "TRIONSQ_SOAK": "full"},
         capture_output=True,
         text=True,
         check=False,
