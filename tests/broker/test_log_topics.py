@@ -341,6 +341,40 @@ def next_run(clock: JumpingClock, jump_s: float = 0.0) -> JumpingClock:
     return later
 
 
+async def test_ids_begin_after_the_last_one_of_the_log(autojump_clock: MockClock) -> None:
+    """Also if the file that knows them is lost and the clock was set back: none comes twice."""
+    disk, clock = SimulatedDisk(), JumpingClock()
+    ids: list[bytes] = []
+    for offset_s in (0.0, -3600.0):
+        clock = next_run(clock, offset_s)
+        async with nsqd_in_memory(disk=disk, clock=clock, **LOG) as broker:
+            broker.topic("t").channel("c")
+            publish(broker, "t", *numbered(5))
+            consumer, got = await consume(broker, "t", "c", 5)
+            ids += [message.message_id for message in got]
+            await finish(consumer, *got)
+        disk.unlink("trionsq.dat")
+    assert len(set(ids)) == 10
+    assert min(ids[5:]) > max(ids[:5])
+
+
+async def test_a_stop_answers_what_is_under_way(autojump_clock: MockClock) -> None:
+    """The round ends and its publisher gets OK, before the connections are closed."""
+    background = Gate()
+    async with nsqd_in_memory(background=background, **LOG) as broker:
+        broker.topic("t").channel("c")
+        await wait_all_tasks_blocked()
+        producer = Conversation.begin(broker)
+        background.shut()
+        await producer.say(commands.publish("t", b"x"))
+        await wait_all_tasks_blocked()
+        broker.stop()
+        await wait_all_tasks_blocked()
+        await producer.silence(1)
+        background.open()
+        await producer.response()
+
+
 async def test_a_clock_set_back_before_the_stop_delays_nothing(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

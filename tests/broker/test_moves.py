@@ -11,9 +11,10 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.broker.copies import Images, drained, record
 from tests.broker.support import Gate, check_balances, consume, finish, numbered, publish
 from tests.soak import more_in_soak, swept
-from trionsq.broker import moving
+from trionsq.broker import logcopy
 from trionsq.broker.broker import Broker
 from trionsq.broker.moving import MoveFailed
 from trionsq.broker.runtime import Clock
@@ -28,21 +29,6 @@ from trionsq.testing.memory import nsqd_in_memory
 from trionsq.wire import commands
 
 DEFAULT: dict[str, Any] = {"storage": "default", "durability": "always"}
-
-
-async def drained(broker: Broker, channel: str, topic: str = "t") -> Counter[bytes]:
-    """The bodies that a channel gives until it has none left, each with how often it came."""
-    core = broker.topics[topic].channel(channel).core
-    consumer = Conversation.begin(broker, capacity_bytes=2**20)
-    await consumer.subscribe(topic, channel, ready=100)
-    bodies: Counter[bytes] = Counter()
-    await wait_all_tasks_blocked()
-    while core.depth or core.in_flight_count or core.deferred_count:
-        message = await consumer.message()
-        bodies[message.body] += 1
-        await finish(consumer, message)
-    consumer.close()
-    return bodies
 
 
 @pytest.mark.parametrize("mem", [0, 5, 1000])
@@ -258,7 +244,7 @@ async def test_a_move_waits_for_the_disk_before_it_copies_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also of small messages: what is not written yet stays far below what a log takes."""
-    monkeypatch.setattr(moving, "_WRITE_BYTES", 1_000)
+    monkeypatch.setattr(logcopy, "_WRITE_BYTES", 1_000)
     background = Gate()
     async with nsqd_in_memory(background=background, **DEFAULT) as broker:
         topic = broker.topic("t")
@@ -303,41 +289,13 @@ async def test_files_that_were_moved_in_part_are_kept() -> None:
         assert await drained(broker, "other") == Counter(numbered(5))
 
 
-async def test_a_disk_queue_that_a_log_topic_does_not_read_is_named(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """The original may have had the data path: what it took is not passed over in silence."""
-    disk = SimulatedDisk()
-    async with nsqd_in_memory(disk=disk, **DEFAULT) as broker:
-        await broker.logs.ensure_node()
-        broker.topic("t", "log")
-        broker.topic("d")
-    for name, data in (("meta.dat", b"1\n0,0\n0,40\n"), ("000000.dat", bytes(40))):
-        disk.write_file(f"t.diskqueue.{name}", data)
-    async with nsqd_in_memory(disk=disk, **DEFAULT):
-        assert "1 disk queues of topics that have a log hold messages" in caplog.text
-    assert "t.diskqueue.000000.dat" in disk.files()
-
-
-class Images(SimulatedDisk):
-    """A disk that keeps what a crash would leave, before each operation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.images: list[tuple[SimulatedDisk, SimulatedDisk]] | None = None
-
-    def _perform(self, *arguments: Any, **named: Any) -> Any:
-        if self.images is not None:
-            self.images.append((self.after_kill(), self.after_power_loss()))
-        return super()._perform(*arguments, **named)
-
-
+@pytest.mark.parametrize("is_made_again", [False, True])
 @pytest.mark.parametrize("file", ["t:c.diskqueue.000000.dat", "t.diskqueue.000001.dat", ""])
-async def test_what_the_original_wrote_after_the_commit_of_a_move_stays(
-    file: str, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+async def test_what_the_original_wrote_after_the_commit_of_a_move_is_taken_over(
+    file: str, is_made_again: bool, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     """nsqd is killed before it has deleted the old files, and the original takes them: a start
-    removes what it knows, keeps what has grown, and names it."""
+    removes what it knows, and brings into the log what is new, alone."""
     disk = Images()
     options = {"mem_queue_size": 0, **DEFAULT}
     async with nsqd_in_memory(disk=disk, **options) as broker:
@@ -353,17 +311,22 @@ async def test_what_the_original_wrote_after_the_commit_of_a_move_stays(
         await trio.sleep(2)
         images, disk.images = disk.images, None
     left = next(image for image, _ in reversed(images) if image.files().keys() >= QUEUE_FILES)
-    if file:
+    if file and is_made_again:  # its file has the number of a moved one
+        queue, theirs = file.partition(".")[0], record(b"the original's")
+        left.write_file(f"{queue}.diskqueue.000000.dat", theirs)
+        left.write_file(f"{queue}.diskqueue.meta.dat", b"1\n0,0\n0,%d\n" % len(theirs))
+    elif file:
         left.write_file(file, left.files().get(file, b"") + record(b"the original's"))
     async with nsqd_in_memory(disk=left, **options) as broker:
         assert broker.topics["t"].storage == "log"
-        kept = {name for name in left.files() if "diskqueue" in name and name.endswith("0.dat")}
-        queue = file.partition(".")[0]
-        assert kept == ({f"{queue}.diskqueue.000000.dat"} if file else set())
-        assert ("somebody wrote to the disk queue" in caplog.text) == bool(file)
-        assert (file in left.files()) == bool(file)
+        await trio.sleep(2)
+        assert not [name for name in left.files() if "diskqueue" in name]
+        assert ("has grown since it was moved to a log" in caplog.text) == bool(file)
         broker.topics["t"].unpause()
-        assert await drained(broker, "c") == Counter([*numbered(5), *numbered(2, 20)])
+        expected = Counter([*numbered(5), *numbered(2, 20)])
+        if file:
+            expected[b"the original's"] += 1
+        assert await drained(broker, "c") == expected
 
 
 def test_what_an_earlier_release_noted_of_moved_queues_is_removed() -> None:
@@ -423,12 +386,6 @@ async def test_a_stop_in_the_middle_of_a_move_keeps_all(
 QUEUE_FILES = {"t.diskqueue.000000.dat", "t:c.diskqueue.000000.dat"}
 
 
-def record(body: bytes) -> bytes:
-    """A message as a disk queue has it."""
-    message = bytes(8) + b"\0\1" + b"0" * 16 + body
-    return len(message).to_bytes(4) + message
-
-
 @more_in_soak
 async def test_a_crash_at_any_operation_loses_nothing(autojump_clock: MockClock) -> None:
     """A start finds the old engine as it was, or the log with all, also what no file had before;
@@ -478,3 +435,31 @@ async def test_a_crash_at_any_operation_loses_nothing(autojump_clock: MockClock)
                         assert trio.current_time() >= due_s
                     assert least <= found.keys(), number
     assert set(engines) == {"default", "log"}
+
+
+async def test_all_topics_are_moved_after_a_start(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With --move-topics, while nsqd serves; the next start moves what could not be moved."""
+    caplog.set_level("INFO", "trionsq")
+    disk = SimulatedDisk()
+    async with nsqd_in_memory(disk=disk, **DEFAULT) as broker:
+        for name in ("full", "t", "e#ephemeral"):
+            broker.topic(name).channel("c")
+            publish(broker, name, *numbered(4))
+        await wait_all_tasks_blocked()
+    options = {**DEFAULT, "storage": "log", "move_topics": True}
+    disk.fail(28, forever=True, name="full.log.*")
+    async with nsqd_in_memory(disk=disk, **options) as broker:
+        broker.topic("e#ephemeral")
+        await wait_all_tasks_blocked()
+        storage = {name: topic.storage for name, topic in broker.topics.items()}
+        assert storage == {"full": "default", "t": "log", "e#ephemeral": "default"}
+        assert "moved 1 topics to logs" in caplog.text
+        assert "1 topics keep their engine" in caplog.text
+        disk.heal()
+    async with nsqd_in_memory(disk=disk, **options) as broker:
+        await wait_all_tasks_blocked()
+        for name in ("full", "t"):
+            assert broker.topics[name].storage == "log"
+            assert await drained(broker, "c", name) == Counter(numbered(4))

@@ -97,6 +97,7 @@ OUR_OWN = [
     ("admin-access", "admin_access"),
     ("admin-users-file", "admin_users_file"),
     ("storage", "storage"),
+    ("move-topics", "move_topics"),
     ("durability", "durability"),
     ("state-interval", "state_interval"),
     ("retain", "retain"),
@@ -211,6 +212,7 @@ def test_the_defaults_start() -> None:
             "--e2e-processing-latency-window-time must be > 0",
         ),
         ({"mem_queue_size": -1}, "--mem-queue-size must be >= 0"),
+        ({"move_topics": True}, "--move-topics needs --storage=log"),
         (
             {"admin": True, "http_address": ""},
             "--admin needs an --http-address that is host:port",

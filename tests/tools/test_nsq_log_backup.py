@@ -29,6 +29,7 @@ from trionsq.local.nsqd_daemon import running_nsqd
 from trionsq.storage.log import backup
 from trionsq.storage.log.backup import BackupError
 from trionsq.storage.log.rows import State
+from trionsq.storage.log.state import SqliteState
 from trionsq.tools import nsq_log
 from trionsq.wire.bodies import ListBodies
 
@@ -137,6 +138,38 @@ async def test_segments_are_held_only_while_a_backup_is_made(tmp_path: Path) -> 
         await broker.folder.background.wait_idle()
         assert segments_in(tmp_path) == 1
     assert await tool("verify", tmp_path / "backup.x") == 0
+
+
+async def test_what_was_finished_meanwhile_is_in_the_backup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its state was copied before: segments stay until they are linked, and go then."""
+    copied, goes_on = Event(), Event()
+    copy_to = SqliteState.copy_to
+
+    def slowly(self: SqliteState, disk: Disk) -> None:
+        copy_to(self, disk)
+        copied.set()
+        goes_on.wait(60)
+
+    monkeypatch.setattr(SqliteState, "copy_to", slowly)
+    async with running_nsqd(options(tmp_path)) as broker:
+        (await broker.logs.ensure_node()).segment_bytes = 2_000
+        channel = broker.topic("t").channel("c")
+        for number in range(0, 90, 30):
+            await publish(broker, *numbered(90, 40)[number : number + 30])
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(make_backup, broker.logs, broker.dead_letters, broker.folder, "x")
+            await until(copied.is_set)
+            await channel.empty().wait()
+            await broker.logs.take_snapshots()
+            assert await broker.logs.commit() is None
+            await trio.sleep(0.1)  # for a removal that does not wait
+            goes_on.set()
+        await until(lambda: segments_in(tmp_path) == 1)
+    assert await tool("restore", tmp_path / "backup.x", tmp_path / "restored") == 0
+    async with running_nsqd(options(tmp_path / "restored")) as broker:
+        assert Counter(await bodies_of(broker, "c")) == Counter(numbered(90, 40))
 
 
 async def test_a_restore_takes_only_what_the_manifest_counts(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The options of topics with a log."""
 
 from trionsq.durations import SECOND_NS
-from trionsq.options import DURATION, INT, choice, option
+from trionsq.options import BOOL, DURATION, INT, choice, option
 
 DURABILITY = choice("when", "always", "interval")
 
@@ -13,6 +13,17 @@ def storage_option() -> str:
         "default",
         choice("engine", "default", "log"),
         "where new topics keep their messages: default (the files of NSQ) or log",
+    )
+
+
+def move_topics_option() -> bool:
+    """The option --move-topics."""
+    return option(
+        "move-topics",
+        False,
+        BOOL,
+        "with --storage=log: after the start, move topics that have no log to logs, one by one, as "
+        "POST /topic/move does",
     )
 
 

@@ -27,6 +27,7 @@ from trionsq.durations import SECOND_NS
 from trionsq.storage.folder import DataFolder, DataPathError, error_text
 from trionsq.storage.log.metadata_mark import MetadataMark
 from trionsq.storage.log.moved import MovedQueues
+from trionsq.storage.log.names import parse_segment_name
 from trionsq.storage.log.node import DEFAULT_SEGMENT_BYTES, LogNode
 from trionsq.storage.log.opening import FoundLog, open_logs
 from trionsq.storage.log.remainders import Remainders
@@ -126,7 +127,10 @@ class LogTopics:
         """
         is_new = False
         try:
-            is_new = STATE_FILE not in self._folder.disk.names()
+            names = self._folder.disk.names()
+            is_new = STATE_FILE not in names
+            if is_new and any(map(parse_segment_name, names)):
+                log.error("LOG: there are logs without their state: see nsq_log adopt")
             if not is_new or self._options.storage == "log":
                 self._serve(self._open_node())
         except (StateError, OSError) as error:

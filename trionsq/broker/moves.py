@@ -67,6 +67,26 @@ class TopicMoves:
         if running.error is not None:
             raise MoveFailed(running.error)
 
+    def begin_all(self, topics: Mapping[str, Topic]) -> None:
+        """Move all topics that can have a log and have none, one after the other."""
+        assert self._tasks is not None, "the broker does not run"
+        self._tasks.start_soon(self._move_all, topics, name="moves of all topics")
+
+    async def _move_all(self, topics: Mapping[str, Topic]) -> None:
+        failures = moved = 0
+        for topic in list(topics.values()):
+            if topic.is_ephemeral or topic.has_log or topic.exiting:
+                continue
+            try:
+                await self.move(topic)
+                moved += 1
+            except MoveFailed:
+                failures += not topic.exiting
+        if moved or failures:
+            log.info("NSQ: moved %d topics to logs", moved)
+        if failures:
+            log.error("NSQ: %d topics keep their engine; the next start moves them", failures)
+
     async def decided(self) -> None:
         """Wait until each commit of a move that is under way has succeeded or failed.
 
@@ -97,11 +117,23 @@ class TopicMoves:
                     await trio.lowlevel.checkpoint()
                 if count % _HOLDERS_PER_TURN == 0:  # most have nothing, and take no turn
                     await trio.lowlevel.checkpoint()
-            await self._delete(running.move, queues)
+            await self._delete(running.move.number, queues, running.move.damaged_files())
 
-    async def _delete(self, move: TopicMove, queues: Sequence[DiskQueue]) -> None:
+    def begin_deletion(
+        self, number: int, queues: Sequence[DiskQueue], damaged: Mapping[str, str]
+    ) -> None:
+        """Delete disk queues whose messages are in the log with a number.
+
+        ``damaged``: files that were read in part, and why; they are kept under another name.
+        """
+        assert self._tasks is not None, "the broker does not run"
+        name = f"deletion of disk queues that are in log {number}"
+        self._tasks.start_soon(self._delete, number, queues, damaged, name=name)
+
+    async def _delete(
+        self, number: int, queues: Sequence[DiskQueue], damaged: Mapping[str, str]
+    ) -> None:
         """Delete the files of the disk queues, and then forget that they do not count."""
-        damaged = move.damaged_files()
         await self._in_job(partial(_set_aside, queues, damaged))
         for queue in queues:
             queue.delete()
@@ -113,7 +145,7 @@ class TopicMoves:
             if are_gone and await self._in_job(self._folder.disk.sync_folder):
                 break
             await trio.sleep(_POLL_S)
-        self._logs.moved_queues.forget(move.number)
+        self._logs.moved_queues.forget(number)
 
     async def _in_job(self, job: Job) -> bool:
         """Run a job; return whether it succeeded."""

@@ -10,6 +10,7 @@ Publishers wait meanwhile, and consumers get only what comes back; they finish a
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
@@ -18,41 +19,29 @@ import trio
 from trionsq.broker.channel import Channel
 from trionsq.broker.chores import wait_for_round
 from trionsq.broker.frozen import FrozenQueue, MovedChannel, with_sequences
+from trionsq.broker.logcopy import LogCopy, MoveFailed
 from trionsq.broker.logs import LogTopics
 from trionsq.broker.topic import Topic
-from trionsq.core.batch import ListColumn, MessageBatch, Segment
+from trionsq.core.batch import Segment
 from trionsq.core.containers import Droppable
 from trionsq.core.deferred import Deferred
 from trionsq.core.queue import BackendError
-from trionsq.core.round import Round
 from trionsq.storage.diskqueue import DiskQueue
-from trionsq.storage.folder import Job, error_text
 from trionsq.storage.log.cursor import Cursor
-from trionsq.storage.log.moved import begin_log, files_of_queues, serve_log
+from trionsq.storage.log.moved import CopiedFile, begin_log, files_of_queues, serve_log
 from trionsq.storage.log.ranges import HeldRange, MessageRange
 from trionsq.storage.log.rows import AddChannel, Change, UpdateChannel
 from trionsq.storage.log.snapshot import ChannelSnapshot
-from trionsq.storage.queuecopy import CopiedMessages, QueueCopy
+from trionsq.storage.queuecopy import CopiedMessages
 
 __all__ = ["MoveFailed", "TopicMove"]
 
 log = logging.getLogger("trionsq")
 
-# Written before more is read: less than what a topic's log takes without being waited for.
-_WRITE_BYTES: Final = 4 << 20
-_MESSAGE_BYTES: Final = 100
-_READ_BYTES: Final = 1 << 20
-# Batches copied, and channels looked at, in one turn of the event loop.
-_BATCHES_PER_TURN: Final = 64
+# Channels looked at in one turn of the event loop.
 _CHANNELS_PER_TURN: Final = 16
 _DEFERRED_PER_TURN: Final = 500
 _RETRY_S: Final = 1.0
-_LOADING_S: Final = 0.01
-_MS_NS: Final = 1_000_000
-
-
-class MoveFailed(Exception):
-    """The topic was not moved; the text says why."""
 
 
 class TopicMove:
@@ -71,9 +60,6 @@ class TopicMove:
         self._logs = logs
         self._channels: dict[Channel, MovedChannel] = {}
         self._queue: FrozenQueue | None = None
-        self._copied: list[QueueCopy] = []
-        self._nbytes = 0
-        self._batches = 0
 
     def __repr__(self) -> str:
         return f"<TopicMove {self._topic.name}>"
@@ -91,9 +77,11 @@ class TopicMove:
         """
         self._node = await self._logs.ensure_node()
         self._log, begun = begin_log(self._node, self._topic.name)
+        self._log_copy = LogCopy(self._node, self._log)
         is_committed = False
         try:
-            await self._safe(begun)
+            if (error := await wait_for_round(begun)) is not None:
+                raise MoveFailed(error)
             self._freeze_topic()
             await self._copy_channels()
             await self._copy_topic()
@@ -130,7 +118,7 @@ class TopicMove:
                 cursor = Cursor(self._log, self._node.take_number(), channel.name, 0, 0)
                 moved = self._channels[channel] = MovedChannel(channel, cursor)
                 await self._copy_memory(moved)
-                await self._copy_queue(moved.frozen.queue, moved)
+                await self._copy_queue(moved.frozen.queue, partial(self._copy_of_channel, moved))
                 await self._copy_held(moved)
 
     def _unfrozen(self) -> list[Channel]:
@@ -159,39 +147,16 @@ class TopicMove:
         while (held := moved.frozen.held()) and not moved.is_gone:
             for one in held:
                 if one.batch.sequences is None:
-                    sequence = self._put(Segment(one.batch, one.first, one.last))
+                    sequence = self._log_copy.put(Segment(one.batch, one.first, one.last))
                     one.batch = with_sequences(one.batch, one.first, sequence)
-                    await self._take_turns()
+                    await self._log_copy.take_turns()
 
-    async def _copy_queue(self, queue: FrozenQueue, moved: MovedChannel | None) -> None:
-        """Copy a disk queue; ``moved``: of this channel, None: of the topic."""
-        while queue.disk_queue.is_loading:  # noqa: ASYNC110 - mostly it is loaded
-            await trio.sleep(_LOADING_S)
-        copy = queue.disk_queue.copy()
-        self._copied.append(copy)
-        while not (queue.is_deleted or queue.empties):
-            found: list[CopiedMessages] = []
-            await self._in_job(partial(_read_into, found, copy))
-            if not found:
-                return
-            for one in found:
-                if moved is None:
-                    await self._copy_published(one)
-                else:
-                    await self._copy_of_channel(moved, one)
-
-    async def _in_job(self, job: Job) -> None:
-        ended: list[Exception | None] = []
-        event = trio.Event()
-
-        def done(error: Exception | None) -> None:
-            ended.append(error)
-            event.set()
-
-        self._node.folder.background.submit(job, done)
-        await event.wait()
-        if (error := ended[0]) is not None:
-            raise MoveFailed(error_text(error)) from error
+    async def _copy_queue(
+        self, queue: FrozenQueue, put: Callable[[CopiedMessages], Awaitable[None]]
+    ) -> None:
+        await self._log_copy.copy_queue(
+            queue.disk_queue, put, lambda: queue.is_deleted or queue.empties > 0
+        )
 
     async def _copy_of_channel(self, moved: MovedChannel, one: CopiedMessages) -> None:
         core = moved.frozen.core
@@ -203,58 +168,30 @@ class TopicMove:
             await self._copy(moved, segment, due_ns)
 
     async def _copy(self, moved: MovedChannel, segment: Segment, due_ns: int | None = None) -> None:
-        sequence = self._put(segment)
+        sequence = self._log_copy.put(segment)
         if due_ns is None:
             moved.open.append(MessageRange(sequence, segment.count, segment.attempts))
         else:
             moved.cursor.held.add_range(
                 HeldRange(due_ns, sequence, segment.count, segment.attempts)
             )
-        await self._take_turns()
+        await self._log_copy.take_turns()
 
     async def _copy_topic(self) -> None:
         """Copy what no channel has got yet: it is published once more, as it was."""
         assert self._queue is not None
         begin = self._log.end
-        await self._written()
+        await self._log_copy.written()
         self._log.frontier, self._log.depth = begin, 0
         for segment in list(self._queue.memory.peek()):
-            self._put(segment, segment.batch.defer_ms)
-            await self._take_turns()
-        await self._copy_queue(self._queue, None)
-        await self._written()
+            self._log_copy.put(segment, segment.batch.defer_ms)
+            await self._log_copy.take_turns()
+        await self._copy_queue(self._queue, self._copy_published)
+        await self._log_copy.written()
 
     async def _copy_published(self, one: CopiedMessages) -> None:
-        delay_ms = 0
-        if one.due_ns is not None:
-            delay_ms = max(1, -((one.segment.first_ns - one.due_ns) // _MS_NS))
-        self._put(one.segment, delay_ms)
-        await self._take_turns()
-
-    def _put(self, segment: Segment, defer_ms: int = 0) -> int:
-        """Append messages to the log; return the sequence of the first."""
-        sequence, batch = self._log.end, _copy_of(segment, defer_ms)
-        try:
-            self._log.append(Segment(batch, 0, batch.count))
-        except BackendError as error:
-            raise MoveFailed(str(error)) from error
-        self._nbytes += batch.bodies.nbytes + _MESSAGE_BYTES * batch.count
-        self._batches += 1
-        return sequence
-
-    async def _take_turns(self) -> None:
-        if self._nbytes >= _WRITE_BYTES:
-            await self._written()
-        elif self._batches % _BATCHES_PER_TURN == 0:
-            await trio.lowlevel.checkpoint()
-
-    async def _written(self) -> None:
-        self._nbytes = 0
-        await self._safe(self._log.last_round)
-
-    async def _safe(self, round_: Round | None) -> None:
-        if (error := await wait_for_round(round_)) is not None:
-            raise MoveFailed(error)
+        self._log_copy.put_published(one)
+        await self._log_copy.take_turns()
 
     # The commit
 
@@ -262,8 +199,8 @@ class TopicMove:
         """Make the log the topic's. From here on there is no way back but a stop."""
         topic, end = self._topic, self._log.end
         names = [queue.disk_queue.name for queue in self._queues()]
-        files: dict[str, dict[str, int]] = {}  # a channel that is made from here on has none
-        await self._in_job(lambda: files.update(files_of_queues(self._node.disk, names)))
+        files: dict[str, dict[str, CopiedFile]] = {}  # a channel that is made from here on has none
+        await self._log_copy.in_job(lambda: files.update(files_of_queues(self._node.disk, names)))
         changes: list[Change] = []
         with_rows: set[MovedChannel] = set()
         while True:
@@ -376,7 +313,7 @@ class TopicMove:
 
     def damaged_files(self) -> dict[str, str]:
         """Return the files of disk queues that were read in part, and why."""
-        return {name: fault for copy in self._copied for name, fault in copy.damaged.items()}
+        return self._log_copy.damaged_files()
 
     def _thaw(self) -> None:
         """Let the topic go on as before."""
@@ -386,15 +323,3 @@ class TopicMove:
         if self._queue is not None and not self._queue.is_deleted:
             self._queue.thaw()
             self._queue.caught_up()
-
-
-def _read_into(found: list[CopiedMessages], copy: QueueCopy) -> None:
-    found += copy.read(_READ_BYTES)
-
-
-def _copy_of(segment: Segment, defer_ms: int) -> MessageBatch:
-    """Return the messages of a segment as a batch, to be delivered with this delay."""
-    batch, first, last = segment.batch, segment.first, segment.last
-    stamps = None if batch.stamps is None else ListColumn(batch.stamps.slice(first, last))
-    bodies, ids = batch.bodies.copy_range(first, last), ListColumn(segment.ids())
-    return MessageBatch(bodies, ids, segment.first_ns, defer_ms, stamps)

@@ -285,6 +285,7 @@ class NsqdOptions(DaemonOptions):
     admin_access: str = admin_options.admin_access_option()
     admin_users_file: str = admin_options.admin_users_file_option()
     storage: str = log_options.storage_option()
+    move_topics: bool = log_options.move_topics_option()
     durability: str = log_options.durability_option()
     state_interval_ns: int = log_options.state_interval_option()
     retain_ns: int = log_options.retain_option()
@@ -351,6 +352,8 @@ def validated(options: NsqdOptions) -> NsqdOptions:
     _check_ranges(options)
     if options.tls_required != "false" and not (options.tls_cert or options.tls_key):
         raise OptionsError("cannot require TLS client connections without TLS key and cert")
+    if options.move_topics and options.storage != "log":
+        raise OptionsError("--move-topics needs --storage=log")
     if options.admin:
         _check_admin(options)
     for percentile in options.e2e_processing_latency_percentile:

@@ -19,6 +19,7 @@ from trionsq.broker.moves import TopicMoves
 from trionsq.broker.options import NsqdOptions
 from trionsq.broker.policies import Policies
 from trionsq.broker.runtime import Clock
+from trionsq.broker.takeover import Takeovers
 from trionsq.broker.timers import ScanQueue, run_key_window
 from trionsq.broker.topic import Topic
 from trionsq.core.batch import Segment
@@ -211,6 +212,9 @@ class TopicRegistry:
         # have had the data path meanwhile.
         ours = self._logs.wrote_metadata()
         others = {} if ours in (True, None) else {record.name: record for record in records}
+        due_on_clock_ns = partial(self._clock.due_ns, self._options.max_delay_ns)
+        takeovers = Takeovers(self._logs, self._folder, self.moves, due_on_clock_ns)
+        taken_over = await takeovers.run({one: self._logs.found(one) for one in with_log}, others)
         for record in records:
             if ours and record.name in with_log:
                 continue
@@ -234,16 +238,18 @@ class TopicRegistry:
             for lacking in lacks:
                 log.warning("NSQ: nsqd.dat, of another nsqd, lacks %s, which stays", lacking)
         self.is_loading = False
-        self._log_orphan_queues()
+        self._log_orphan_queues(taken_over)
         if self.keys.is_open:
             found_keys = ((self.topics[name].keys, key) for name, key in self._logs.pop_keys())
             now_s, now_ns = self._clock.now_s(), self._clock.now_ns()
             for _ in self.keys.load_steps(found_keys, now_s, now_ns):
                 await trio.lowlevel.checkpoint()
+        if self._options.move_topics:
+            self.moves.begin_all(self.topics)
 
-    def _log_orphan_queues(self) -> None:
+    def _log_orphan_queues(self, taken_over: set[str]) -> None:
         """Log which disk queues nobody reads. As in nsqd, their files stay."""
-        known = {
+        known = taken_over | {
             queue
             for topic in self.topics.values()
             if not topic.has_log

@@ -26,11 +26,13 @@ class CopiedMessages(NamedTuple):
         segment: the messages.
         due_ns: when they are due, in nanoseconds since the epoch; None: now.
         is_recovered: they were written before an unclean stop.
+        place: file and offset of the block that has them.
     """
 
     segment: Segment
     due_ns: int | None
     is_recovered: bool
+    place: tuple[str, int]
 
 
 class QueueCopy:
@@ -38,6 +40,7 @@ class QueueCopy:
 
     Attributes:
         damaged: record files that have a damaged part, with what is wrong.
+        copied: so many bytes of record files were copied before, by name.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class QueueCopy:
         """As for `trionsq.storage.peek.QueueView`; files before ``recovered_end`` were written
         before an unclean stop."""
         self.damaged: dict[str, str] = {}
+        self.copied: Mapping[str, int] = {}
         self._disk = disk
         self._files = files
         self._number, self._pos = positions.read_file, positions.read_pos
@@ -93,6 +97,7 @@ class QueueCopy:
 
     def _read_block(self, name: str, file: DiskFile, found: list[CopiedMessages]) -> int:
         """Read some records; return how many bytes."""
+        self._pos = max(self._pos, self.copied.get(name, 0))
         left = self._end(file) - self._pos
         if left <= 0:
             self._leave_file(name)
@@ -102,7 +107,7 @@ class QueueCopy:
             data = file.read(min(size, left), self._pos)
             block = parse(data, self._max_body_bytes)
             if block.count:
-                found += self._messages(block)
+                found += self._messages(block, (name, self._pos))
                 self._pos += block.size
                 return block.size
             if block.corrupt or block.needed > left or len(data) < min(size, left):
@@ -117,7 +122,7 @@ class QueueCopy:
         end = self._ends.get(self._number)
         return file.size() if end is None else end
 
-    def _messages(self, block: RecordBlock) -> Iterator[CopiedMessages]:
+    def _messages(self, block: RecordBlock, place: tuple[str, int]) -> Iterator[CopiedMessages]:
         assert block.batch is not None
         is_recovered = self._number < self._recovered_end
         for first, last, attempts in block.runs:
@@ -125,19 +130,19 @@ class QueueCopy:
             due_times_ns = list(map(self._due_ns, ids))
             # Neither deferred ones are with others, nor those that no client could finish.
             begin = first
-            for place, (id_, due_ns) in enumerate(zip(ids, due_times_ns, strict=True), first):
+            for at, (id_, due_ns) in enumerate(zip(ids, due_times_ns, strict=True), first):
                 is_bad = is_recovered and not is_valid_id(id_)
                 if due_ns is None and not is_bad:
                     continue
-                if place > begin:
+                if at > begin:
                     yield CopiedMessages(
-                        Segment(block.batch, begin, place, attempts), None, is_recovered
+                        Segment(block.batch, begin, at, attempts), None, is_recovered, place
                     )
                 if not is_bad:
-                    alone = Segment(block.batch, place, place + 1, attempts)
-                    yield CopiedMessages(alone, due_ns, is_recovered)
-                begin = place + 1
+                    alone = Segment(block.batch, at, at + 1, attempts)
+                    yield CopiedMessages(alone, due_ns, is_recovered, place)
+                begin = at + 1
             if last > begin:
                 yield CopiedMessages(
-                    Segment(block.batch, begin, last, attempts), None, is_recovered
+                    Segment(block.batch, begin, last, attempts), None, is_recovered, place
                 )

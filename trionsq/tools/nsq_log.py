@@ -1,4 +1,4 @@
-"""The tool nsq_log: checks, counts, prints, backs up and restores the logs of a data path.
+"""The tool nsq_log: checks, counts, prints, adopts, backs up and restores the logs of a data path.
 
 `docs/log-format.md` has the bytes that it reads.
 """
@@ -22,6 +22,7 @@ from trionsq.storage.log.format import FormatError, RecordHead, UnsupportedError
 from trionsq.storage.log.ranges import unpack_open
 from trionsq.storage.log.rows import StateContent
 from trionsq.tools.common import exit_with_usage, read_options
+from trionsq.tools.nsq_log_adopt import adopt
 from trionsq.tools.nsq_log_backup import backup, restore
 from trionsq.tools.nsq_log_folder import (
     GOOD,
@@ -35,9 +36,9 @@ from trionsq.tools.nsq_log_output import LogOutput, NsqLogOptions
 from trionsq.tools.nsq_log_verify import stretch, verify
 
 _TOOL: Final = "nsq_log"
-_COMMANDS: Final = ("verify", "stat", "cat")
+_COMMANDS: Final = ("verify", "stat", "cat", "adopt")
 _USAGE: Final = (
-    f"{_TOOL} verify|stat|cat [flags] DATA_PATH\n"
+    f"{_TOOL} verify|stat|cat|adopt [flags] DATA_PATH\n"
     f"       {_TOOL} backup --nsqd-http-address=HOST:PORT NAME\n"
     f"       {_TOOL} restore BACKUP DATA_PATH"
 )
@@ -252,7 +253,7 @@ def run(command: str, paths: Sequence[str], options: NsqLogOptions, tool: str = 
     """Run one command and return its exit code, as `main`.
 
     Args:
-        command: verify, stat, cat, backup or restore.
+        command: verify, stat, cat, adopt, backup or restore.
         paths: what it is for: folders, or the name of a backup.
         options: checked flags.
         tool: the name before each line on stderr.
@@ -291,6 +292,8 @@ def _run(command: str, paths: Sequence[str], options: NsqLogOptions, output: Log
         verify(log)
     elif command == "stat":
         _stat(log)
+    elif command == "adopt":
+        adopt(log)
     else:
         _cat(log, options, sys.stdout.buffer)
     return log.code

@@ -1,4 +1,4 @@
-"""The segments and the state in a data path, for nsq_log. Nothing is changed."""
+"""The segments and the state in a data path, for nsq_log to read."""
 
 from __future__ import annotations
 
@@ -92,6 +92,7 @@ class LogFolder:
         output: what is printed.
         topics: the segments that can be read.
         state: None if there is none, or it cannot be read now.
+        in_use: whether an nsqd had it, so that not all was read.
         code: the exit code so far.
     """
 
@@ -106,7 +107,7 @@ class LogFolder:
         self.code = GOOD
         self.state: StateContent | None = None
         self._journals: Journaled | None = None
-        in_use = is_in_use(path)
+        in_use = self.in_use = is_in_use(path)
         self.topics = [
             one for one in topics_in(path, closed_only=in_use) if topic in ("", one.topic)
         ]

@@ -132,6 +132,6 @@ def _places(state: StateContent, topic: TopicSegments) -> Iterator[str]:
     if topic.incarnation in state.tombstones:
         yield "the topic is deleted; nsqd removes its files at its next start"
     elif topic.incarnation not in names:
-        yield "the state knows no such topic; nsqd keeps the files and does not read them"
+        yield "the state knows no such topic; nsqd keeps the files; nsq_log adopt makes it a topic"
     elif names[topic.incarnation] != topic.topic:
         yield f"the state calls the topic {names[topic.incarnation]}"

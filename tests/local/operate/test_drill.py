@@ -63,6 +63,7 @@ STOPPED = [
     ("log cat --topic=orders --format=raw {data}", "message 9"),
     ("log restore {data}/backup.monday {copy}", "segment"),
     ("log verify {copy}", "0 damage"),
+    ("log adopt {copy}", "all logs are known"),
 ]
 
 

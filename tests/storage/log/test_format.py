@@ -42,6 +42,7 @@ from trionsq.storage.log.format import (
     encode_head,
     parse_head,
 )
+from trionsq.storage.log.origins import origin_key
 from trionsq.wire.bodies import ListBodies, PackedBodies, StridedBodies
 
 numbers = st.integers(0, 2**64 - 2)
@@ -58,7 +59,9 @@ def encoded(
 ) -> bytes:
     if key:
         batch.key = PublishKey(key, b"")
-    return b"".join(encode_record(batch, sequence, HEADER, origin=origin))
+    if origin is not None:
+        batch.key = origin_key(origin)
+    return b"".join(encode_record(batch, sequence, HEADER))
 
 
 # Segments
@@ -115,8 +118,9 @@ def test_a_record_gives_its_batch_back(
     keys = st.builds(PublishKey, st.binary(max_size=255), st.binary(max_size=16))
     key = data.draw(st.none() | keys)
     origin = data.draw(st.none() | st.tuples(st.text(max_size=50), st.integers(0, 2**64 - 1)))
-    batch.key = key
-    raw = b"".join(encode_record(batch, sequence, HEADER, origin=origin))
+    key = None if origin is not None else key
+    batch.key = key if origin is None else origin_key(origin)
+    raw = b"".join(encode_record(batch, sequence, HEADER))
     head, back = read_record(raw + b"behind")
     assert head.end == len(raw)
     assert (head.sequence, head.next_sequence) == (sequence, sequence + batch.count)
@@ -320,7 +324,10 @@ def test_the_bytes_never_change() -> None:
         MessageBatch(ListBodies([b"", b"longer"]), ListColumn([b"A" * 16] * 2), NS, 90, stamps),
     ]
     data, _, _ = segment_bytes(found)
-    data += encoded(simple_batch([b"moved"]), 1004, key=b"key", origin=("t.dat", 77))
+    moved = encoded(simple_batch([b"moved"]), 1004)
+    head = parse_head(moved, 0, HEADER, 1004)
+    head.key, head.digest, head.origin = b"key", b"", ("t.dat", 77)
+    data += encode_head(head, HEADER) + moved[head.nbytes :]
     stored = (Path(__file__).parent / "data" / "segment.hex").read_text()
     assert data == bytes.fromhex(stored)
 

@@ -11,6 +11,7 @@ from tests.storage.log.test_rounds import NOW_NS, Node, publish
 from trionsq.core.batch import MessageBatch
 from trionsq.core.ids import IdSource
 from trionsq.storage.log.batches import join_entries
+from trionsq.storage.log.budgets import ReadBudget
 from trionsq.storage.log.logreader import LogReader
 from trionsq.storage.log.ranges import MessageRange
 from trionsq.storage.log.reading import Block, RangesRead
@@ -49,6 +50,17 @@ def test_the_newest_messages_have_a_bound_without_bodies(monkeypatch: pytest.Mon
         publish(node, b"")
         node.jobs.run_all()
     assert 10 < len(node.log.cache) < 30
+
+
+def test_reads_ahead_are_small_when_there_are_many() -> None:
+    """Thousands of slow channels do not fill the memory; what is let go counts no more."""
+    budget = ReadBudget()
+    sizes = [budget.take_block() for _ in range(1_000)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sum(one for one in sizes if one == sizes[0]) <= (64 << 20) + sizes[0]
+    assert sizes[-1] <= sizes[0] // 8
+    budget.release(sum(sizes))
+    assert budget.take_block() == sizes[0]
 
 
 def test_what_was_read_goes_with_who_asked_for_it() -> None:

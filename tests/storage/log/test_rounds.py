@@ -442,7 +442,9 @@ def test_damage_that_is_read_is_named_and_costs_what_it_hit(
     assert read_all(restarted, log) == wanted[: lost[0]] + wanted[lost[1] :]
     [fault] = restarted.folder.faults.values()
     assert fault.startswith(f"{name}: bytes ")
-    assert fault.endswith(f" are damaged: messages {lost[0]} to {lost[1]} are lost")
+    count = lost[1] - lost[0]
+    told = f"message {lost[0]} is" if count == 1 else f"messages {lost[0]} to {lost[1] - 1} are"
+    assert fault.endswith(f" are damaged: {told} lost")
 
 
 def test_what_a_start_hands_out_outlives_a_power_failure() -> None:

@@ -16,7 +16,7 @@ _DATA_PATH = click.argument("data_path", type=click.Path(file_okay=False))
 
 @click.group("log")
 def log_group() -> None:
-    """Check, count, print, back up and restore logs, as nsq_log does.
+    """Check, count, print, adopt, back up and restore logs, as nsq_log does.
 
     Exit codes: 0; 1 after damage; 2 if something cannot be read.
     """
@@ -59,6 +59,14 @@ def cat(data_path: str, **flags: Any) -> int:
         if flags[name] < 0:
             raise click.UsageError(f"--{name.replace('_', '-')} should not be negative")
     return _run("cat", data_path, **flags)
+
+
+@log_group.command("adopt", epilog=example("trionsq log adopt /var/lib/nsqd"))
+@_DATA_PATH
+@table_flags(NsqLogOptions, ["topic", "json"], cut="; ")
+def adopt(data_path: str, **flags: Any) -> int:
+    """Make topics of logs that the state does not name: it was lost, say."""
+    return _run("adopt", data_path, **flags)
 
 
 @log_group.command(

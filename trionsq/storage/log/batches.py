@@ -24,12 +24,12 @@ from trionsq.storage.log.format import (
     MAX_RANGES,
     STAMPS_IN_SECTION,
     FormatError,
-    Origin,
     RecordHead,
     SegmentHeader,
     encode_extra,
     encode_head,
 )
+from trionsq.storage.log.origins import origin_of
 from trionsq.wire.bodies import Bodies, PackedBodies, StridedBodies, slice_fields
 
 __all__ = ["MAX_JOINED_BYTES", "encode_record", "join_batches", "join_entries", "parse_batch"]
@@ -61,7 +61,6 @@ def encode_record(
     sequence: int,
     header: SegmentHeader,
     *,
-    origin: Origin | None = None,
     round_offset: int | None = None,
 ) -> list[bytes]:
     """Return the pieces of the record that holds ``batch``, to be written one behind the other.
@@ -70,7 +69,6 @@ def encode_record(
         batch: the messages.
         sequence: of the first one.
         header: of the segment that the record is for.
-        origin: where moved messages came from.
         round_offset: where the first record of its round begins, if that is another one.
 
     Raises:
@@ -100,7 +98,8 @@ def encode_record(
     for piece in pieces:
         nbytes += len(piece)
         crc = crc32(piece, crc)
-    key, digest = batch.key or (None, None)
+    origin = origin_of(batch.key)
+    key, digest = (None, None) if batch.key is None or origin else batch.key
     extra = encode_extra(ranges, key, digest, round_offset, origin)
     stamp, delay = batch.timestamp_ns, batch.defer_ms
     head = encode_head(header, nbytes, crc, sequence, count, flags, stamp, delay, extra)

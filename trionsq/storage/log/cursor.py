@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from trionsq.core.batch import MessageBatch, Segment
@@ -118,7 +118,8 @@ class Cursor:
         """Move the frontier behind a segment; False if it was behind before."""
         sequences = segment.batch.sequences
         assert sequences is not None, "the messages are of no log"
-        if sequences[segment.first] < self.frontier:
+        first = sequences[segment.first]
+        if first < self.frontier or self._log.gap_end(first) is not None:  # never handed on
             return False
         self.frontier = sequences[segment.last - 1] + 1
         return True
@@ -373,14 +374,12 @@ class Cursor:
             fired_ns=self.held.fired_ns,
         )
 
-    def load(self, returned: Iterable[MessageRange], skipped: int) -> None:
-        """Take over what was open at the last snapshot: it comes again.
-
-        ``skipped``: messages before the frontier that are, or were, in `held`.
-        """
+    def load(self, returned: Sequence[MessageRange], skipped: int = 0) -> None:
+        """Take over messages that come again, beside ``skipped`` that are, or were, in `held`."""
+        count = sum(one.count for one in returned)
         self._returned.extend(returned)
-        self._returned_count = sum(one.count for one in self._returned)
-        self.depth += self._returned_count - skipped
+        self._returned_count += count
+        self.depth += count - skipped
 
     @property
     def skipped(self) -> int:

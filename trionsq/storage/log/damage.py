@@ -66,10 +66,7 @@ class DamagedPlaces:
 
     def report(self, topic: str, file: str, damage: Damage) -> None:
         """Name a damaged stretch, once."""
-        text = (
-            f"{file}: bytes {damage.offset} to {damage.end} are damaged: messages"
-            f" {damage.sequence} to {damage.next_sequence} are lost"
-        )
+        text = f"{file}: bytes {damage.offset} to {damage.end} are damaged: {_lost(damage)}"
         self.report_place(DamagedPlace(topic, file, damage.offset, text))
 
     def report_place(self, place: DamagedPlace) -> None:
@@ -112,6 +109,15 @@ class DamagedPlaces:
 def _is_gone(file: str, number: int, before: int | None) -> bool:
     parsed = parse_segment_name(file)
     return parsed is not None and parsed[1] == number and (before is None or parsed[2] < before)
+
+
+def _lost(damage: Damage) -> str:
+    if damage.sequence is None or damage.next_sequence is None:
+        return "nobody knows which messages are lost"
+    count, last = damage.next_sequence - damage.sequence, damage.next_sequence - 1
+    if count == 1:
+        return f"message {last} is lost"
+    return f"messages {damage.sequence} to {last} are lost" if count else "no message is lost"
 
 
 def show_error(faults: MutableMapping[Any, str], name: str, error: Exception | None) -> None:

@@ -15,11 +15,16 @@ from trionsq.disk import Disk, read_file, replace_file
 from trionsq.storage.log.rows import PutMeta, State, StateError
 from trionsq.storage.metadata import METADATA_FILE, TopicRecord, encode_metadata
 
-__all__ = ["MetadataMark"]
+__all__ = ["MetadataMark", "distrust_metadata"]
 
 log = logging.getLogger("trionsq")
 
 _KEY: Final = "nsqd.dat"
+
+
+def distrust_metadata() -> PutMeta:
+    """Return the change after which the next start takes over what the file has."""
+    return PutMeta(_KEY, json.dumps(["nobody's"]).encode())
 
 
 class MetadataMark:

@@ -12,7 +12,8 @@ import logging
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
+from zlib import crc32
 
 from trionsq.core.round import Round
 from trionsq.disk import Disk, close_quietly
@@ -27,7 +28,7 @@ from trionsq.storage.log.rows import (
 )
 from trionsq.storage.log.topiclog import TopicLog
 
-__all__ = ["MovedQueues", "QueueFiles", "begin_log", "files_of_queues", "serve_log"]
+__all__ = ["CopiedFile", "MovedQueues", "QueueFiles", "begin_log", "files_of_queues", "serve_log"]
 
 log = logging.getLogger("trionsq")
 
@@ -35,8 +36,20 @@ _KEY: Final = "moved"
 _FILES: Final = ".diskqueue."
 _RECORDS: Final = re.compile(r"(.+)\.diskqueue\.\d+\.dat")
 
-QueueFiles = Mapping[str, Mapping[str, int] | None]
-"""The record files of disk queues: sizes by name, by name of the queue; None if not known."""
+# So much of a file is enough to know it again: size, time, attempts and id of its first message.
+_KNOWN_BYTES: Final = 30
+_UNKNOWN: Final = -1
+
+
+class CopiedFile(NamedTuple):
+    """A record file when its messages were copied: its size, and the CRC of its first bytes."""
+
+    size: int
+    crc: int = _UNKNOWN
+
+
+QueueFiles = Mapping[str, Mapping[str, CopiedFile] | None]
+"""The record files of disk queues by name, by name of the queue; None if not known."""
 
 
 def begin_log(node: LogNode, name: str) -> tuple[TopicLog, Round]:
@@ -58,19 +71,19 @@ def serve_log(node: LogNode, topic_log: TopicLog, channels: Sequence[Change]) ->
     return node.commit(changes)
 
 
-def files_of_queues(disk: Disk, queues: Iterable[str]) -> dict[str, dict[str, int]]:
+def files_of_queues(disk: Disk, queues: Iterable[str]) -> dict[str, dict[str, CopiedFile]]:
     """Return the record files that queues have now. Blocks.
 
     Raises:
-        OSError: one of them cannot be opened.
+        OSError: one of them cannot be read.
     """
-    found: dict[str, dict[str, int]] = {queue: {} for queue in queues}
+    found: dict[str, dict[str, CopiedFile]] = {queue: {} for queue in queues}
     for name in disk.names():
         match = _RECORDS.fullmatch(name)
         if match is not None and match[1] in found:
             file = disk.open(name)
             try:
-                found[match[1]][name] = file.size()
+                found[match[1]][name] = CopiedFile(file.size(), crc32(file.read(_KNOWN_BYTES, 0)))
             finally:
                 close_quietly(file)
     return found
@@ -82,10 +95,11 @@ class MovedQueues:
     def __init__(self, node: LogNode, meta: Mapping[str, bytes]) -> None:
         self._node = node
         self._queues: dict[int, QueueFiles] = {}
+        self._grown: dict[str, Mapping[str, CopiedFile]] = {}
         if data := meta.get(_KEY):
             # An earlier release noted names alone.
             self._queues = {
-                int(number): dict.fromkeys(found) if isinstance(found, list) else found
+                int(number): dict.fromkeys(found) if isinstance(found, list) else _known(found)
                 for number, found in json.loads(data).items()
             }
 
@@ -105,7 +119,7 @@ class MovedQueues:
     def remove_files(self, content: StateContent) -> None:
         """Remove the files at a start, before a queue is opened. Blocks.
 
-        What the original wrote to a queue since then stays, with all of its files.
+        A queue to which the original wrote since then stays, with all of its files.
 
         Raises:
             OSError: some of them are still there.
@@ -113,25 +127,64 @@ class MovedQueues:
         if not self._queues:
             return
         topics = {row.number for row in content.topics}
-        disk, moved = self._node.disk, dict[str, Mapping[str, int] | None]()
+        disk, moved = self._node.disk, dict[str, Mapping[str, CopiedFile] | None]()
         # A topic that was deleted meanwhile may have been made again, with queues of these names.
         for number in self._queues.keys() & topics:
             moved.update(self._queues[number])
         for queue, files in files_of_queues(disk, moved).items():
             known = moved[queue]
-            if known is not None and any(files[name] > known.get(name, -1) for name in files):
-                log.error(
-                    "LOG: somebody wrote to the disk queue %s after its messages were moved to a "
-                    "log: its files stay",
-                    queue,
-                )
+            if known is not None and any(
+                _has_changed(one, known.get(name)) for name, one in files.items()
+            ):
+                log.warning("LOG: the disk queue %s has grown since it was moved to a log", queue)
+                self._grown[queue] = known
                 del moved[queue]
         _remove_files(disk, moved.keys())
-        self._queues.clear()
+        kept = {number: self._kept(queues) for number, queues in self._queues.items()}
+        self._queues = {number: queues for number, queues in kept.items() if queues}
         self._node.commit([self._change()])
+
+    def _kept(self, queues: QueueFiles) -> QueueFiles:
+        return {queue: files for queue, files in queues.items() if queue in self._grown}
+
+    def copied_bytes(self, queue: str) -> dict[str, int]:
+        """Return how much of the record files of a queue is in the log already. Blocks.
+
+        Raises:
+            OSError: one of them cannot be read.
+        """
+        if queue not in self._grown:
+            return {}
+        known, files = self._grown[queue], files_of_queues(self._node.disk, [queue])[queue]
+        # A queue that was deleted and made again has files of these names as well.
+        return {
+            name: one.size
+            for name, one in known.items()
+            if name in files and files[name].size >= one.size and files[name].crc == one.crc
+        }
 
     def _change(self) -> PutMeta:
         return PutMeta(_KEY, json.dumps(self._queues).encode())
+
+
+def _has_changed(one: CopiedFile, known: CopiedFile | None) -> bool:
+    if known is None or one.size != known.size:
+        return True
+    return known.crc != _UNKNOWN and one.crc != known.crc
+
+
+def _known(queues: Mapping[str, Mapping[str, int | list[int]] | None]) -> QueueFiles:
+    """Return what the state has of queues; an earlier release noted sizes alone."""
+    return {
+        queue: None if files is None else _known_files(files) for queue, files in queues.items()
+    }
+
+
+def _known_files(files: Mapping[str, int | list[int]]) -> dict[str, CopiedFile]:
+    return {
+        name: CopiedFile(one) if isinstance(one, int) else CopiedFile(*one)
+        for name, one in files.items()
+    }
 
 
 def _remove_files(disk: Disk, queues: Container[str]) -> None:

@@ -26,6 +26,7 @@ from trionsq.storage.log.format import (
 )
 from trionsq.storage.log.names import draft_name, is_draft_name, parse_segment_name, segment_name
 from trionsq.storage.log.node import LogNode
+from trionsq.storage.log.origins import is_void
 from trionsq.storage.log.ranges import (
     Gaps,
     HeldRange,
@@ -77,6 +78,7 @@ class _Tail:
 
     Attributes:
         end: the sequence behind the last record.
+        void: copies from disk queues that do not count.
         deferred: heads of deferred records.
         keyed: sequences and keys of the newest idempotent publishes; so many as are kept.
         aimed: heads of records that are for one channel alone.
@@ -85,7 +87,9 @@ class _Tail:
     """
 
     max_keys: int
+    stored_end: int
     end: int = 0
+    void: Gaps = field(default_factory=Gaps)
     deferred: list[RecordHead] = field(default_factory=list)
     keyed: list[tuple[int, StoredKey]] = field(default_factory=list)
     aimed: list[RecordHead] = field(default_factory=list)
@@ -97,7 +101,9 @@ class _Tail:
         keyed = deque[tuple[int, StoredKey]](maxlen=max(0, self.max_keys - len(self.keyed)))
         for head in heads:
             self._note_record(head, scan_from)
-            if aimed_channel(head.key) is not None:
+            if is_void(head, self.stored_end):
+                self.void.add(head.sequence, head.next_sequence)
+            elif aimed_channel(head.key) is not None:
                 self.aimed.append(head)
             elif head.key is not None:
                 key = PublishKey(head.key, head.digest or b"")
@@ -156,7 +162,7 @@ def open_logs(node: LogNode, content: StateContent) -> list[FoundLog]:
         node.commit([ForgetTopic(number) for number in content.tombstones])
     for number, names in files.items():
         log.warning(
-            "LOG: %d files of log %d belong to no topic of the state, and stay: %s",
+            "LOG: %d files of log %d belong to no topic of the state, and stay (nsq_log adopt): %s",
             len(names),
             number,
             names[0][1],
@@ -197,7 +203,8 @@ def _open_log(
     segments = _chain(node, row, files)
     frontiers = [channel.frontier for channel in channels]
     scan_from = min([row.end if row.frontier is None else row.frontier, *frontiers])
-    tail = _scan_tail(node, segments, scan_from, row.scan)
+    tail = _Tail(node.keys.max_keys, row.end)
+    _scan_tail(node, tail, segments, scan_from, row.scan)
     # An unreadable file keeps its name, too.
     known = {segment.first for segment in segments}
     unreadable = [first + 1 for first, _ in files if first not in known]
@@ -218,6 +225,8 @@ def _open_log(
     known_gaps, topic_log.gaps = Gaps(row.gaps), Gaps(row.gaps)
     topic_log.first = row.first
     topic_log.gaps.add(max(tail.end, row.first), end)
+    for first, behind in tail.void:
+        topic_log.gaps.add(first, behind)
     is_standing = row.frontier is not None and (row.paused or not channels)
     topic_log.frontier = min(row.frontier, end) if is_standing and row.frontier is not None else end
     topic_log.depth = end - topic_log.frontier - topic_log.count_gaps(topic_log.frontier, end)
@@ -342,12 +351,12 @@ def _read_header(file: DiskFile, name: str) -> SegmentHeader:
 
 def _scan_tail(
     node: LogNode,
+    tail: _Tail,
     segments: list[SegmentFile],
     scan_from: int,
     place: tuple[int, int, int] | None,
-) -> _Tail:
+) -> None:
     """Scan what was written since the state was saved, and cut what is torn."""
-    tail = _Tail(node.keys.max_keys)
     for at in reversed(range(len(segments))):
         is_needed = at + 1 == len(segments) or segments[at + 1].first > scan_from
         # A key that was not durable yet may be in the segment that was the newest then.
@@ -374,4 +383,3 @@ def _scan_tail(
         finally:
             close_quietly(file)
     tail.deferred.sort(key=lambda head: head.sequence)
-    return tail

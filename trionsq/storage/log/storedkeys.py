@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, Protocol
 
 from trionsq.core.batch import MessageBatch
 from trionsq.core.keys import DIGEST_BYTES, PublishKey, StoredKey
+from trionsq.storage.log.origins import origin_of
 from trionsq.storage.log.rows import PutMeta
 
 __all__ = ["StoredKeys"]
@@ -87,7 +88,7 @@ class StoredKeys:
     ) -> None:
         """Note the keys of what was written to a log. No job may be writing to it."""
         for batch in batches:
-            if batch.key is None:
+            if batch.key is None or origin_of(batch.key) is not None:
                 continue
             if is_durable:
                 self._add(log.number, batch.key, batch.timestamp_ns)

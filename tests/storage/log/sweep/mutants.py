@@ -1,10 +1,11 @@
-"""Known bad changes of the log engine: histories of the sweep must break a promise with each.
+"""Known bad changes of the log engine: a promise must be broken with each.
 
 python -m tests.storage.log.sweep.mutants
 python -m tests.storage.log.sweep.mutants --only record-fsync
 
 They are listed in the files *.toml, each with the rule (docs of the log engine) that it breaks.
-Each is made in a copy of the sources, where a new process runs histories.
+Each is made in a copy of the sources, where a new process runs histories of the sweep, or the tests
+that keep what is outside of its world.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -27,6 +29,9 @@ __all__ = ["ROOT", "BadChange", "Found", "bad_changes", "find"]
 
 ROOT: Final = Path(__file__).parents[4]
 _SOURCES: Final = ("trionsq", "tests/storage/log/sweep")
+_TESTED: Final = ("trionsq", "admin", "lookupd", "tests", "docs", "pyproject.toml")
+_NO_TESTS: Final = 5  # pytest's exit code
+_FAILED: Final = re.compile(r"^FAILED .*", re.MULTILINE)
 _FOUND: Final = re.compile(r"after (\d+) crashes: (.*)")
 
 
@@ -40,6 +45,7 @@ class BadChange(msgspec.Struct, forbid_unknown_fields=True):
         old: text that occurs once in the file.
         new: takes its place.
         points: so many crashes must be enough.
+        tests: files of tests, one of which must fail; none: the sweep finds it.
     """
 
     name: str
@@ -48,6 +54,7 @@ class BadChange(msgspec.Struct, forbid_unknown_fields=True):
     old: str
     new: str
     points: int = 6_000
+    tests: list[str] = []
 
     def apply(self, folder: Path) -> None:
         """Change the file below a folder with the sources.
@@ -83,15 +90,16 @@ def find(change: BadChange | None, points: int) -> Found | None:
     """Run histories with a change, or without one; None if all promises were kept."""
     with tempfile.TemporaryDirectory(prefix="sweep-") as name:
         folder = Path(name)
-        for source in _SOURCES:
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / source, folder / source, ignore=ignored)
+        tests = [] if change is None else change.tests
+        _copy_sources(folder, _TESTED if tests else _SOURCES)
         if change is not None:
             change.apply(folder)
+        if tests:
+            return _run_tests(folder, tests)
         done = subprocess.run(
             [sys.executable, "-m", "tests.storage.log.sweep", "--points", str(points)],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
+            env=_environment(folder),
             capture_output=True,
             text=True,
             check=False,
@@ -102,6 +110,35 @@ def find(change: BadChange | None, points: int) -> Found | None:
     if match is None:
         raise RuntimeError(done.stderr)
     return Found(int(match[1]), match[2])
+
+
+def _copy_sources(folder: Path, sources: Iterable[str]) -> None:
+    for source in sources:
+        if (ROOT / source).is_file():
+            shutil.copy(ROOT / source, folder / source)
+        else:
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / source, folder / source, ignore=ignored)
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def _run_tests(folder: Path, tests: list[str]) -> Found | None:
+    words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    for level in ("", "full"):  # those of `make test`, then what the soak has more of them
+        environment = {**_environment(folder), "TRIONSQ_SOAK": level}
+        done = subprocess.run(
+            words, cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+        if done.returncode in (0, _NO_TESTS):
+            continue
+        match = _FAILED.search(done.stdout)
+        if done.returncode != 1 or match is None:
+            raise RuntimeError(done.stdout + done.stderr)
+        return Found(0, match[0])
+    return None
 
 
 def main() -> int:
@@ -115,7 +152,8 @@ def main() -> int:
 
     def tell(change: BadChange) -> bool:
         found = find(change, options.points or change.points)
-        result = "NOT FOUND" if found is None else f"{found.points:6}  {found.promise[:90]}"
+        crashes = "" if found is None or change.tests else found.points
+        result = "NOT FOUND" if found is None else f"{crashes:6}  {found.promise[:90]}"
         print(f"{change.rule:8} {change.name:34} {result}", flush=True)
         return found is not None
 
