@@ -14,9 +14,8 @@ from pipelines.source.naming import named_options
 from pipelines.source.options import (
     BatchOptions,
     LogsOptions,
-    StreamOptions,
     check_names,
-    logs_root,
+    read_stream,
 )
 from pipelines.source.shared import NsqLogsReader
 from pipelines.source.stream import NsqStreamReader
@@ -37,7 +36,7 @@ class NsqDataSource(DataSource):
         return "nsq"
 
     def schema(self) -> str:
-        """The columns of a message. Raises OptionsError, so that load() reports unknown options."""
+        """The columns of a message. Raises OptionsError, so that load() reports wrong options."""
         if is_log_mode(self.options):
             check_log_names(named_options(self.options, has_log=False))
         else:
@@ -52,10 +51,8 @@ class NsqDataSource(DataSource):
         if is_log_mode(self.options):
             options = named_options(self.options, has_log=False)
             return TopicLogStreamReader(TopicLogOptions.read_stream(options))
-        options = named_options(self.options, has_log=True)
-        if logs_root(options.get("walpath", "")) is not None:
-            return NsqLogsReader(LogsOptions.read(options))
-        return NsqStreamReader(StreamOptions.read(options))
+        told = read_stream(named_options(self.options, has_log=True))
+        return NsqLogsReader(told) if isinstance(told, LogsOptions) else NsqStreamReader(told)
 
     def reader(self, schema: StructType) -> NsqBatchReader | TopicLogBatchReader:
         """The reader of ``read``. Raises OptionsError; ValueError: another schema."""
