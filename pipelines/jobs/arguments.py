@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from pipelines.errors import FolderError, OptionsError, UsageError
 from pipelines.options import byte_size, duration_s, log_place
+from trionsq.hostport import split_address
 
 __all__ = [
     "add_addresses",
@@ -21,6 +22,7 @@ __all__ = [
     "add_session",
     "add_source",
     "duration",
+    "listener_address",
     "local_folder",
     "pairs",
     "require_one_kind",
@@ -32,6 +34,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+_MAX_PORT = 65_535
 _WINDOW = re.compile(r"([0-9]+)\s*(ms|s|m|h|d)")
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -94,6 +97,12 @@ def add_source(parser: argparse.ArgumentParser, channel: str, trigger: str) -> N
         help="time between microbatches, 0: none (default: %(default)s)",
     )
     group.add_argument("--once", action="store_true", help="read what is available, then exit")
+    group.add_argument(
+        "--metrics-address",
+        metavar="HOST:PORT",
+        type=_argument(listener_address),
+        help="serve /metrics of the query for Prometheus there (:9404: on all addresses)",
+    )
 
 
 def add_destination(
@@ -179,6 +188,14 @@ def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
 def duration() -> Callable[[str], float]:
     """``1m30s`` or ``250ms``, in seconds."""
     return _argument(duration_s)
+
+
+def listener_address(text: str) -> tuple[str, int]:
+    """``127.0.0.1:9404``, or ``:9404`` for all addresses. Raises ValueError."""
+    address = split_address(text)
+    if address is None or address[1] > _MAX_PORT:
+        raise ValueError(f"{text!r} is not HOST:PORT")
+    return address[0] or "0.0.0.0", address[1]
 
 
 def size(minimum: int) -> Callable[[str], int]:

@@ -14,12 +14,13 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any, Final
 
-from pipelines.errors import ReceiverKilledError
+from pipelines.errors import ReceiverKilledError, SetupError
 from pipelines.jobs.arguments import local_folder, pairs
 from pipelines.jobs.restarts import Restarts, was_receiver_killed
 from pipelines.jobs.table import Table
 from pipelines.jobs.terminal import Progress, print_line
 from pipelines.session import is_submitted, spark_session
+from trionsq.hostport import format_address
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -176,6 +177,7 @@ def run_query(
     Raises:
         StreamingQueryException: the query failed.
         ReceiverKilledError: the process of its receiver was killed too often.
+        SetupError: --metrics-address can't be listened on.
     """
     arguments = job.arguments
     writer = writer.option("checkpointLocation", str(job.checkpoint() / "spark"))
@@ -183,20 +185,43 @@ def run_query(
         writer = writer.trigger(availableNow=True)
     else:
         writer = writer.trigger(processingTime=f"{round(arguments.trigger * 1000)} milliseconds")
+    if arguments.metrics_address is not None:
+        # The label of the metrics, in place of the query's id.
+        writer = writer.queryName(job.name)
     progress = Progress(job.name)
     restarts = Restarts(job.name, _folders_of(job), job.stopping)
     try:
-        while not job.stopping.is_set():
-            failure = _run_once(job, writer, progress, table, on_poll)
-            if failure is None:
-                break
-            restarts.wait(failure, progress.batches)
-            # Started again, the query has the same id.
-            table = None
+        with _metrics_served(job):
+            while not job.stopping.is_set():
+                failure = _run_once(job, writer, progress, table, on_poll)
+                if failure is None:
+                    break
+                restarts.wait(failure, progress.batches)
+                # Started again, the query has the same id.
+                table = None
     finally:
         progress.finish()
     if on_poll is not None:
         on_poll()
+
+
+@contextlib.contextmanager
+def _metrics_served(job: Job) -> Iterator[None]:
+    """Serve /metrics at --metrics-address, if it is given. Raises SetupError."""
+    if job.arguments.metrics_address is None:
+        yield
+        return
+    from pipelines.metrics import serve_metrics
+
+    host, port = job.arguments.metrics_address
+    with contextlib.ExitStack() as stack:
+        try:
+            port = stack.enter_context(serve_metrics(job.spark(), port, host))
+        except OSError as error:
+            address = format_address(host, port)
+            raise SetupError(f"--metrics-address: {address}: {error.strerror}") from error
+        print_line(job.name, f"metrics: http://{format_address(host, port)}/metrics")
+        yield
 
 
 def _run_once(

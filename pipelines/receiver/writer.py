@@ -81,6 +81,9 @@ class SegmentWriter:
         if not self._pending:
             self._first_s = trio.current_time()
             self._wake.set()
+        if nsqd not in self._connected_s:
+            # It may be gone before `hold_retention` is called, for the first time.
+            self._connected_s[nsqd] = trio.current_time()
         self._pending.append(PendingBatch(consumer.topic, batch, nbytes))
         self._counts[nsqd] = self._counts.get(nsqd, 0) + len(batch)
         statistics.pending += len(batch)

@@ -41,6 +41,7 @@ __all__ = [
     "client_config",
     "is_pattern",
     "logs_root",
+    "read_stream",
 ]
 
 _MIN_LOG_BYTES: Final = 16 << 20
@@ -146,16 +147,17 @@ BATCH: Final = (
 
 
 def check_names(options: Mapping[str, str]) -> None:
-    """Check options before it is known whether a stream or a batch is read.
+    """Check options before it is known whether a stream or a batch is read. Raises OptionsError.
 
-    Raises:
-        OptionsError: an option that neither has, an invalid value, or no ``walPath``.
+    With a topic it can only be a stream: then what it lacks is told as well.
     """
-    known = {option.name: option for option in (*STREAM, *BATCH)}
+    if any(key.lower() == "topic" for key in options):
+        read_stream(options)
+        return
     # A batch read needs neither a topic nor a channel.
     table = [
         replace(option, required=option.required and option in _LOG_OPTIONS)
-        for option in known.values()
+        for option in {option.name: option for option in (*STREAM, *BATCH)}.values()
     ]
     read_options(table, options, "format nsq")
 
@@ -308,6 +310,12 @@ class LogsOptions:
             max_trigger_delay_s=values["maxTriggerDelay"],
             lock_timeout_s=values["wal.lockTimeout"],
         )
+
+
+def read_stream(options: Mapping[str, str]) -> StreamOptions | LogsOptions:
+    """The options of a stream of topics, or of the logs of receivers. Raises OptionsError."""
+    path = next((value for key, value in options.items() if key.lower() == "walpath"), "")
+    return (StreamOptions if logs_root(path) is None else LogsOptions).read(options)
 
 
 def logs_root(wal_path: str) -> str | None:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from pipelines.errors import WalError
 from pipelines.source.offsets import SourceLog, initial_position
-from pipelines.wal import read_segment
+from pipelines.wal import oldest_ns, read_segment
 
 __all__ = ["first_position", "mean_bytes", "measure_backlog", "measure_lag"]
 
@@ -49,7 +49,8 @@ def mean_bytes(log: SourceLog, log_bytes: int) -> float:
 def measure_lag(starts: Iterable[tuple[SourceLog, int]], now_s: float) -> dict[str, float]:
     """The age of the oldest message from these positions on, by the first segment of each log.
 
-    Without the age if a segment is in an object store: reading it would cost too much.
+    Of a segment in an object store only the head is read, which has its oldest message's time,
+    though that may be in a microbatch already.
     """
     oldest_s = now_s
     for log, position in starts:
@@ -59,7 +60,8 @@ def measure_lag(starts: Iterable[tuple[SourceLog, int]], now_s: float) -> dict[s
         try:
             ref = log.segments(position, position + 1)[0]
             if "://" in ref.path:
-                return {}
+                oldest_s = min(oldest_s, oldest_ns(ref) / 1e9)
+                continue
             for batch in read_segment(ref, position, ref.end):
                 oldest_s = min(oldest_s, pc.min(batch["timestamp"]).value / 1e6)
         except WalError:  # the next microbatch says what is wrong

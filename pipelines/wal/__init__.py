@@ -54,6 +54,7 @@ from pipelines.errors import (
 from pipelines.wal.duplicates import Duplicates
 from pipelines.wal.log import Wal, WalLimits
 from pipelines.wal.segments import Block, SegmentRef, read_segment
+from pipelines.wal.store import oldest_ns
 from pipelines.wal.view import LogView, open_logs
 
 __all__ = [
@@ -70,6 +71,7 @@ __all__ = [
     "WalLockedError",
     "WalMissingError",
     "WalRangeError",
+    "oldest_ns",
     "open_logs",
     "read_segment",
 ]

@@ -26,11 +26,12 @@ __all__ = [
     "Block",
     "IdScope",
     "ScopeIds",
+    "SegmentHead",
     "SegmentRef",
     "check_segment",
     "encode_segment",
+    "head_of",
     "ids_of_segment",
-    "positions_in",
     "positions_of",
     "read_segment",
     "segment_name",
@@ -120,6 +121,8 @@ def encode_segment(
         "end": first + sum(len(block.ids) for block in blocks),
         "streams": streams,
     }
+    if oldest_ns := [min(block.timestamps_ns) for block in blocks if block.timestamps_ns]:
+        header["oldest_ns"] = min(oldest_ns)
     if owner:
         header["owner"] = owner
     schema = STORED_SCHEMA.with_metadata({_KEY: json.dumps(header).encode()})
@@ -220,13 +223,23 @@ def damaged(path: str, reason: object) -> WalDamagedError:
     )
 
 
-def positions_in(data: bytes, path: str) -> tuple[int, int]:
-    """First and end of a segment of which at least the head is there. Raises WalDamagedError."""
+class SegmentHead(NamedTuple):
+    """What the head of a segment says. ``oldest_ns``: when its oldest message was published."""
+
+    first: int
+    end: int
+    oldest_ns: int
+
+
+def head_of(data: bytes, path: str) -> SegmentHead:
+    """The head of a segment, of which there may be no more. Raises WalDamagedError."""
     try:
         # An Arrow file begins with eight bytes of its own; then comes the schema.
         schema = pa.ipc.read_schema(pa.py_buffer(data[8:]))
         header = json.loads((schema.metadata or {})[_KEY])
-        return int(header["first"]), int(header["end"])
+        # Segments of older versions, and empty ones, know only when they were written.
+        oldest_ns = int(header.get("oldest_ns", header["written_ns"]))
+        return SegmentHead(int(header["first"]), int(header["end"]), oldest_ns)
     except (pa.ArrowException, KeyError, ValueError, TypeError, OSError) as error:
         raise damaged(path, f"no header: {error!r}") from error
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, Final
 from uuid import uuid4
 
@@ -37,15 +38,16 @@ from pipelines.wal import meta
 from pipelines.wal.objects import Objects, reason_of
 from pipelines.wal.place import RecoveredLog, Segment
 from pipelines.wal.segments import (
+    SegmentHead,
     SegmentRef,
     check_segment,
     damaged,
     encode_segment,
-    positions_in,
+    head_of,
     written_ns_of,
 )
 
-__all__ = ["StorePlace", "StoreSource"]
+__all__ = ["StorePlace", "StoreSource", "oldest_ns"]
 
 _OPENINGS: Final = 20
 # A gap that is there so often is damage, and not a log that is trimmed amid the requests.
@@ -97,6 +99,14 @@ class _StoredLog(Objects):
         """The name of a segment's object."""
         return ref.path.removeprefix(f"{self.url}/")
 
+    def read_segment_head(self, key: str) -> SegmentHead:
+        """The head of a segment. Raises FileNotFoundError, WalDamagedError, WalError."""
+        data = self.read_head(key, _HEAD_BYTES)
+        if len(data) == _HEAD_BYTES:
+            # With very many streams the head is longer.
+            data = self.read(key)
+        return head_of(data, f"{self.url}/{key}")
+
     def refs_of(self, keys: Sequence[tuple[str, int]]) -> list[tuple[SegmentRef, int, int]]:
         """Segments with their numbers and sizes. The end of the last one is read from it.
 
@@ -113,11 +123,7 @@ class _StoredLog(Objects):
         _, _, last, nbytes = found[-1]
         if not nbytes:
             raise damaged(f"{self.url}/{last}", "it is empty")
-        head = self.read_head(last, _HEAD_BYTES)
-        if len(head) == _HEAD_BYTES:
-            head = self.read(last)
-        _, end = positions_in(head, f"{self.url}/{last}")
-        ends = [*(first for first, *_ in found[1:]), end]
+        ends = [*(first for first, *_ in found[1:]), self.read_segment_head(last).end]
         return [
             (SegmentRef(f"{self.url}/{key}", first, end), number, nbytes)
             for (first, number, key, nbytes), end in zip(found, ends, strict=True)
@@ -161,8 +167,8 @@ class _StoredLog(Objects):
             if ref.first < ref.end:
                 if nbytes > _EMPTY_BYTES:
                     break
-                head = self.read_head(self.key_of(ref), _HEAD_BYTES)
-                return index + 1 if positions_in(head, ref.path)[1] == ref.first else start
+                head = self.read_segment_head(self.key_of(ref))
+                return index + 1 if head.end == ref.first else start
         return start
 
 
@@ -318,3 +324,22 @@ class StoreSource(_StoredLog):
     def commit(self, lsn: int) -> None:
         if lsn > self.read_committed():
             self.write_committed(lsn)
+
+
+@lru_cache(maxsize=256)
+def oldest_ns(ref: SegmentRef, store: Any = None) -> int:
+    """When the oldest message of a segment in a store was published. A segment is asked once.
+
+    Args:
+        ref: of the segment.
+        store: for tests.
+
+    Raises:
+        WalRangeError: it was trimmed.
+        WalError: it can't be read.
+    """
+    url, _, name = ref.path.rpartition(f"/{_SEGMENTS}/")
+    try:
+        return _StoredLog(url, store).read_segment_head(f"{_SEGMENTS}/{name}").oldest_ns
+    except FileNotFoundError as error:
+        raise WalRangeError(f"{ref.path} is gone: it was committed and trimmed") from error

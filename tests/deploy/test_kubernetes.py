@@ -167,6 +167,8 @@ def test_the_pipeline_takes_its_arguments() -> None:
     mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
     assert arguments.checkpoint in mounts
     assert "/tmp" in mounts
+    (port,) = container["ports"]
+    assert arguments.metrics_address == ("0.0.0.0", port["containerPort"])
     assert template["terminationGracePeriodSeconds"] > BATCH_LIMIT_S + 30
     assert found("StatefulSet", "archive")["spec"]["replicas"] == 1
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deploy.topology import DEPLOY, broker_services
+from tests.deploy.commands import job_arguments
+from tests.deploy.topology import DEPLOY, broker_services, services
 from tests.processes import running_nsqd, running_nsqlookupd
 from trionsq import httpget
 
@@ -84,7 +85,7 @@ def test_every_rule_says_how_bad_it_is_and_where() -> None:
 
 
 def test_all_daemons_are_scraped() -> None:
-    """Each daemon is scraped at its HTTP port, in the job with its name."""
+    """Each daemon is scraped at its HTTP port, in the job with its name; the archive at its own."""
     jobs = yaml.safe_load(SCRAPES.read_text(encoding="utf-8"))["scrape_configs"]
     scraped = {
         (job["job_name"], target)
@@ -93,7 +94,8 @@ def test_all_daemons_are_scraped() -> None:
         for target in static["targets"]
     }
     ports = {"nsqd": 4151, "nsqlookupd": 4161, "nsqadmin": 4171}
-    assert scraped == {
+    _, port = job_arguments(services()["archive"].command).metrics_address
+    assert scraped == {("pipelines", f"archive:{port}")} | {
         (service.command[0], f"{name}:{ports[service.command[0]]}")
         for name, service in broker_services().items()
     }

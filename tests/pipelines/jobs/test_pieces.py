@@ -141,6 +141,7 @@ DEAD = ["deadletter", "--topic=t", "--channel=c", "--drop-rest", "--output=o"]
             "must be at least 1024 bytes",
         ),
         (["counts", "--topic=t", *NSQD, *STATE, "--window=10"], "not a time such as 10s"),
+        (["counts", "--topic=t", *NSQD, *STATE, "--metrics-address=9404"], "is not HOST:PORT"),
         (
             ["counts", "--topic=t", *NSQD, *STATE, "--output=o", "--destination-topic=x"],
             "not both",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
+import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,7 @@ from pipelines.jobs import restarts
 from pipelines.jobs.restarts import RestartBound
 from tests.pipelines.drill.processes import command_of, descendants
 from tests.pipelines.source.publishing import publish, wait_until
+from tests.processes import free_address
 from tests.soak import in_short_soak
 from trionsq.testing import OpenBroker
 
@@ -36,6 +39,13 @@ def test_restarts_are_bounded_within_a_period() -> None:
     assert bound.allows_one()
 
 
+def metric(address: str, name: str) -> float:
+    """A metric of the job's query, as Prometheus gets it."""
+    text = urllib.request.urlopen(f"http://{address}/metrics", timeout=10).read().decode()
+    values = re.findall(rf'^nsq_query_{name}{{query="archive"}} (.+)$', text, re.MULTILINE)
+    return float(values[0])
+
+
 @in_short_soak
 def test_a_killed_receiver_is_named_and_the_query_goes_on(
     spark: SparkSession,
@@ -44,12 +54,18 @@ def test_a_killed_receiver_is_named_and_the_query_goes_on(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The table has each message once after a kill; at the last allowed kill the job ends by 1."""
+    """The table has each message once after a kill; at the last allowed kill the job ends by 1.
+
+    /metrics goes on over the query's restart, and counts it.
+    """
     monkeypatch.setattr(restarts, "RestartBound", lambda: RestartBound(1))
     codes: list[int] = []
+    failures: list[float] = []
     flags = [f"--nsqd-tcp-address={nsqd.tcp_address}", "--topic=t", "--trigger=100ms"]
     flags += [f"--checkpoint={tmp_path}/state", f"--output={tmp_path}/table"]
     flags += ["--source-option=msgTimeoutMs=3000", "--compact-every=0"]
+    address = free_address()
+    flags += [f"--metrics-address={address}"]
     table = tmp_path / "table"
 
     def rows() -> int:
@@ -67,13 +83,15 @@ def test_a_killed_receiver_is_named_and_the_query_goes_on(
         kill_receiver()
         publish(nsqd.http_address, "t", [b"%d" % number for number in range(1000, 2000)])
         wait_until(lambda: rows() == 2000)
+        wait_until(lambda: metric(address, "rows_total") == 2000)
+        failures.append(metric(address, "failures_total"))
         kill_receiver()
 
     thread = threading.Thread(target=disturb)
     thread.start()
     codes.append(main(["archive", *flags], spark))
     thread.join()
-    assert codes == [1]
+    assert (codes, failures) == ([1], [1])
     lines = capsys.readouterr().err.splitlines()
     killed = [line for line in lines if "the receiver's process was killed" in line]
     assert len(killed) == 2, lines

@@ -21,7 +21,7 @@ from pipelines.source.options import LogsOptions
 from pipelines.source.shared import NsqLogsReader
 from pipelines.wal import LogView, WalLimits, open_logs
 from tests.pipelines.receiver.detached import ReceiverProcess, stored_below
-from tests.pipelines.receiver.drive import channel_of, config, publish, until
+from tests.pipelines.receiver.drive import LIMIT_S, channel_of, config, publish, until
 from tests.pipelines.wal.s3 import s3_server
 from tests.soak import in_short_soak
 from trionsq.testing import OpenBroker, broker_in_thread
@@ -186,7 +186,10 @@ def test_receivers_write_logs_in_an_object_store(nsqd: OpenBroker, tmp_path: Pat
             with pytest.raises(WalLockedError, match="which is alive"):
                 run_receiver(detached, threading.Event().wait)
             start = reader.initialOffset()
+            reader._batch_end = {"a": 0}
+            assert 0 < (reader.reportLatestOffset() or {})["lagSeconds"] < LIMIT_S
             end = reader.latestOffset(start, ReadAllAvailable())
+            assert (reader.reportLatestOffset() or {})["lagSeconds"] == 0
             parts = reader.partitions(start, end)
             assert sum(batch.num_rows for part in parts for batch in reader.read(part)) == 1000
         # What a killed receiver leaves: a note that it runs, and does not change.

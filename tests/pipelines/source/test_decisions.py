@@ -252,9 +252,29 @@ def test_wrong_options_are_refused_with_the_valid_ones(wrong: dict[str, str], to
 
 def test_an_unknown_option_is_refused_at_load() -> None:
     """An unknown option is an error at load(), for a stream and for a batch read."""
-    check_names(NEEDED | {"endingOffsets": "latest"})
-    with pytest.raises(OptionsError, match="is maxInFlight meant"):
-        check_names(NEEDED | {"maxinflights": "1"})
+    check_names({"walPath": "/wal", "endingOffsets": "latest"})
+    check_names(NEEDED)
+    for told in (NEEDED, {"walPath": "/wal"}):
+        with pytest.raises(OptionsError, match="is maxInFlight meant"):
+            check_names(told | {"maxinflights": "1"})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"channel": None}, "channel is required"),
+        ({"nsqd.tcp.addresses": None}, "nsqd.tcp.addresses or lookupd.http.addresses"),
+        ({"minMessagesPerTrigger": "5", "maxMessagesPerTrigger": "4"}, "minMessagesPerTrigger is"),
+        ({"walPath": "/logs/*"}, "topic is set where the receivers run"),
+    ],
+)
+def test_what_a_stream_of_topics_lacks_is_told_at_load(
+    wrong: dict[str, str | None], told: str
+) -> None:
+    """With a topic it can only be a stream, so that load() can check all of it."""
+    options = {name: value for name, value in (NEEDED | wrong).items() if value is not None}
+    with pytest.raises(OptionsError, match=told):
+        check_names(options)
 
 
 def test_the_log_s_folder_is_checked_at_load() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 from obstore.exceptions import GenericError, NotSupportedError, PermissionDeniedError
@@ -16,10 +17,11 @@ from pipelines.errors import (
     WalMissingError,
     WalRangeError,
 )
-from pipelines.wal import Wal, WalLimits
+from pipelines.wal import Wal, WalLimits, oldest_ns
 from pipelines.wal.objects import open_store
 from tests.pipelines.wal.logs import block
 from tests.pipelines.wal.stores import (
+    URL,
     FakeTime,
     FaultyStore,
     numbers_in,
@@ -56,6 +58,19 @@ def test_a_log_is_there_again_after_a_restart() -> None:
     assert last.append([block(5)]) == 6
     with pytest.raises(WalRangeError, match="4 to 6, not 0 to 6"):
         last.segments(0, 6)
+
+
+def test_the_age_of_a_segment_is_one_request() -> None:
+    """The head of a segment has the time of its oldest message; the segment is asked once."""
+    store = FaultyStore()
+    log = open_stored(store)
+    log.append([block(7, 5), block(6, nsqd="n:2")])
+    (ref,) = log.segments(0, 3)
+    store.requests.clear()
+    assert [oldest_ns(ref, store) for _ in range(2)] == [1_700_000_000_000_000_005] * 2
+    assert store.requests == ["get_range"]
+    with pytest.raises(WalRangeError, match="was committed and trimmed"):
+        oldest_ns(replace(ref, path=f"{URL}/segments/gone.arrow"), store)
 
 
 def test_the_limit_of_the_size_holds() -> None:
