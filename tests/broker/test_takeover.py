@@ -198,7 +198,7 @@ async def test_a_crash_at_any_operation_loses_and_repeats_nothing(
         images.append((disk.after_kill(), disk.after_power_loss()))
     assert len(images) > 40
     kinds = set()
-    for number in (*swept(len(images) - 2, 15), len(images) - 1):
+    for number in (*swept(len(images) - 2, 30), len(images) - 1):
         for image in images[number]:
             left = image.after_kill()
             kinds.add(any("t:b.diskqueue" in name for name in left.files()))
@@ -240,7 +240,7 @@ async def test_a_crash_while_files_are_removed_repeats_nothing(
     async with nsqd_in_memory(disk=disk, clock=clock, **LOG):
         images, disk.images = disk.images, None
     assert not any("diskqueue.0" in name for name in disk.files())
-    for number in swept(len(images) - 1, 12):
+    for number in swept(len(images) - 1, 20):
         for image in images[number][1:]:  # a kill alone forgets no removal
             async with nsqd_in_memory(disk=image, clock=clock, **LOG) as broker:
                 broker.topics["t"].unpause()
