@@ -97,14 +97,16 @@ def expected(channel: str) -> Counter[bytes]:
     return Counter([*IN_LOG[channel], *FANNED_OUT[channel], *AT_THE_TOPIC])
 
 
-async def test_each_channel_gets_its_own_once(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("mem", [0, 10_000])
+async def test_each_channel_gets_its_own_once(mem: int, autojump_clock: MockClock) -> None:
     """With attempts and due times; the topic's messages wait until its pause ends."""
     disk, clock = SimulatedDisk(), Clock.from_trio()
+    options = {**LOG, "mem_queue_size": mem}
     await log_topic(disk, clock)
     await visitors_messages(disk, clock)
     due_s = trio.current_time() + 59.5
     for crashes in (True, False):
-        async with nsqd_in_memory(disk=disk, clock=clock, **LOG) as broker:
+        async with nsqd_in_memory(disk=disk, clock=clock, **options) as broker:
             topic = broker.topics["t"]
             assert topic.core.paused
             assert topic.core.depth == len(AT_THE_TOPIC)
@@ -121,8 +123,10 @@ async def test_each_channel_gets_its_own_once(autojump_clock: MockClock) -> None
             await consumer.subscribe("t", "a", ready=50)
             got = await consumer.messages(8)
             assert {message.attempts for message in got} == {2}
+            await consumer.say(commands.ready(0))
             for message in got[:3]:
                 await consumer.say(commands.requeue(message.message_id, 0))
+            await consumer.say(commands.ready(50))
             await finish(consumer, *got[3:], *(await consumer.messages(3)))
             consumer.close()
             await wait_all_tasks_blocked()
@@ -137,6 +141,46 @@ async def test_each_channel_gets_its_own_once(autojump_clock: MockClock) -> None
             check_queues(broker)
             for name in ("a", "b", "c"):
                 assert await drained(broker, name) == Counter([b"new"])
+
+
+async def test_a_paused_log_keeps_what_it_had(autojump_clock: MockClock) -> None:
+    """What waits at the topic is older than what its channel brings along, and waits on; that may
+    come back any number of times."""
+    disk, clock = SimulatedDisk(), Clock.from_trio()
+    options = {**LOG, "mem_queue_size": 0}
+    async with nsqd_in_memory(disk=disk, clock=clock, **options) as broker:
+        topic = broker.topic("t")
+        topic.channel("a")
+        topic.pause()
+        publish(broker, "t", *numbered(3))
+        await wait_all_tasks_blocked()
+    async with visit(disk, clock) as broker:
+        topic = broker.topics["t"]
+        topic.unpause()
+        publish(broker, "t", *numbered(4, 20))
+        await wait_all_tasks_blocked()
+        topic.pause()
+        publish(broker, "t", *numbered(2, 30))
+        await wait_all_tasks_blocked()
+    for _ in range(2):
+        async with nsqd_in_memory(disk=disk, clock=clock, **options) as broker:
+            topic = broker.topics["t"]
+            core = topic.channels["a"].core
+            assert (topic.core.depth, core.depth) == (5, 4)
+            consumer = Conversation.begin(broker, capacity_bytes=2**20)
+            await consumer.subscribe("t", "a", ready=4)
+            got = await consumer.messages(4)
+            await consumer.say(commands.ready(0))
+            for message in got:
+                await consumer.say(commands.requeue(message.message_id, 0))
+            await wait_all_tasks_blocked()
+            assert (topic.core.depth, core.depth) == (5, 4)
+            assert topic.check() is core.check() is None
+            consumer.close()
+    async with nsqd_in_memory(disk=disk, clock=clock, **options) as broker:
+        broker.topics["t"].unpause()
+        expected = Counter([*numbered(3), *numbered(4, 20), *numbered(2, 30)])
+        assert await drained(broker, "a") == expected
 
 
 @more_in_soak
@@ -154,7 +198,7 @@ async def test_a_crash_at_any_operation_loses_and_repeats_nothing(
         images.append((disk.after_kill(), disk.after_power_loss()))
     assert len(images) > 40
     kinds = set()
-    for number in (*swept(len(images) - 2, 15), len(images) - 1):
+    for number in (*swept(len(images) - 2, 30), len(images) - 1):
         for image in images[number]:
             left = image.after_kill()
             kinds.add(any("t:b.diskqueue" in name for name in left.files()))
@@ -167,6 +211,7 @@ async def test_a_crash_at_any_operation_loses_and_repeats_nothing(
                     image = image.after_power_loss()
             async with nsqd_in_memory(disk=image, clock=clock, **LOG) as broker:
                 topic = broker.topics["t"]
+                assert topic.core.depth == len(AT_THE_TOPIC) + 1
                 topic.unpause()
                 for name in ("a", "b", "c"):
                     found = await drained(broker, name)
@@ -195,7 +240,7 @@ async def test_a_crash_while_files_are_removed_repeats_nothing(
     async with nsqd_in_memory(disk=disk, clock=clock, **LOG):
         images, disk.images = disk.images, None
     assert not any("diskqueue.0" in name for name in disk.files())
-    for number in swept(len(images) - 1, 12):
+    for number in swept(len(images) - 1, 20):
         for image in images[number][1:]:  # a kill alone forgets no removal
             async with nsqd_in_memory(disk=image, clock=clock, **LOG) as broker:
                 broker.topics["t"].unpause()
