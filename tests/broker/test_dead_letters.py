@@ -11,8 +11,8 @@ import trio
 from quart_trio import QuartTrio
 from trio.testing import MockClock
 
+from tests.broker.copies import drained
 from tests.broker.support import check_balances, consume, finish, numbered, publish
-from tests.broker.test_moves import drained
 from trionsq.broker.broker import Broker
 from trionsq.core.policies import AppliedSettings
 from trionsq.http.app import create_app

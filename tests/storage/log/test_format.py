@@ -232,7 +232,7 @@ def test_a_record_of_another_segment_is_none(other: SegmentHeader) -> None:
 
 def head_bytes(head: RecordHead) -> bytes:
     """Return the head as a record of HEADER's segment has it."""
-    extra = encode_extra(head.ids)
+    extra = encode_extra(head.ids, head.key, head.digest, head.round_offset, head.origin)
     return encode_head(
         HEADER, head.body_nbytes, head.body_crc, head.sequence, head.count, head.flags,
         head.timestamp_ns, head.defer_ms, extra,
@@ -327,7 +327,7 @@ def test_the_bytes_never_change() -> None:
     moved = encoded(simple_batch([b"moved"]), 1004)
     head = parse_head(moved, 0, HEADER, 1004)
     head.key, head.digest, head.origin = b"key", b"", ("t.dat", 77)
-    data += encode_head(head, HEADER) + moved[head.nbytes :]
+    data += head_bytes(head) + moved[head.nbytes :]
     stored = (Path(__file__).parent / "data" / "segment.hex").read_text()
     assert data == bytes.fromhex(stored)
 
