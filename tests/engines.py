@@ -42,6 +42,7 @@ _DEFECT = "it puts a defect into disk queues, or looks for messages in memory"
 _ORDER = "what a slow client refused is served in turn with what it has not got yet"
 
 LEFT_OUT: Final[Mapping[str, str]] = {
+    "tests/broker/test_cancellation_disk.py::test_a_stop_cancelled_at_any_await*": _MEMORY,
     "tests/broker/test_defects.py::test_a_defect_in_a_timer_of_the_disk_*": _DEFECT,
     "tests/broker/test_defects.py::test_a_defect_in_the_fan_out_loses_no_message": _DEFECT,
     "tests/broker/test_defects.py::test_a_defect_in_the_saving_of_one_queue_*": _DEFECT,

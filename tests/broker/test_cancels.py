@@ -190,7 +190,7 @@ async def test_memory_of_deferred_messages_is_bounded(
     monkeypatch.setattr(memory_guard, "MAX_DEFERRED_BYTES", 100 * SIZE)
     if not max_memory:
         monkeypatch.setattr(memory_guard, "_DEFERRED_COST", 0)
-    async with nsqd_in_memory(max_memory=max_memory) as broker:
+    async with nsqd_in_memory(max_memory=max_memory, storage="default") as broker:
         channel = broker.topic("t").channel("c").core
         for number in range(0, 400, 10):
             bodies = [b"%0*d" % (SIZE, one) for one in range(number, number + 10)]
@@ -224,7 +224,7 @@ async def test_memory_of_deferred_messages_is_bounded(
 
 async def test_a_retry_beyond_the_bound_keeps_its_delay(autojump_clock: MockClock) -> None:
     """REQ with a delay takes no memory above the limit either; fresh messages still come."""
-    async with nsqd_in_memory(max_memory=20 * SIZE) as broker:
+    async with nsqd_in_memory(max_memory=20 * SIZE, storage="default") as broker:
         channel = broker.topic("t").channel("c").core
         publish(broker, "t", *[b"%0*d" % (SIZE, one) for one in range(100)])
         consumer, messages = await consume(broker, "t", "c", 100)

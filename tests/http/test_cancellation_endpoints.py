@@ -132,7 +132,7 @@ async def administer_logs(here: Place, talk: HttpTalk) -> None:
     await talk.ask(get("/topic/settings"))
     await talk.ask(post("/topic/note_damage?topic=l"))
     await talk.ask(get("/channel/peek?topic=l&channel=c"))
-    await talk.ask(post(f"/topic/create?topic={new}"))
+    await talk.ask(post(f"/topic/create?topic={new}&storage=default"))
     await talk.ask(post(f"/topic/move?topic={new}&storage=log"))
     assert here.broker.topics[new].has_log
     await talk.ask(post("/channel/delete?topic=l&channel=c"))
