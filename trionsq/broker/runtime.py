@@ -49,7 +49,7 @@ class Clock:
     def from_trio(cls, start_ns: int = 1_700_000_000_000_000_000) -> Clock:
         """Wall clock time that follows trio's clock from ``start_ns`` on, for tests."""
         start_s = trio.current_time()
-        return cls(now_ns=lambda: start_ns + int((trio.current_time() - start_s) * 1e9))
+        return cls(now_ns=lambda: start_ns + round((trio.current_time() - start_s) * 1e9))
 
     def follow_wall(self) -> int:
         """Let the time of deferred messages follow the wall clock, if that was set forward.
