@@ -168,9 +168,7 @@ class ChannelDispatch:
                 continue
             segment: Segment | None = None
             try:
-                segment = store.pop_segment(
-                    credit if credit < MAX_DELIVERY_MESSAGES else MAX_DELIVERY_MESSAGES
-                )
+                segment = store.pop_segment(min(credit, MAX_DELIVERY_MESSAGES))
                 if segment is None:
                     waiting.appendleft(subscription)
                     if store.must_read_on:
