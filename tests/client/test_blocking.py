@@ -339,6 +339,22 @@ def test_a_signal_may_come_to_any_thread(nsqd: OpenBroker) -> None:
     proceed.set()
 
 
+def test_an_interruption_amid_the_end(
+    nsqd: OpenBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handlers' threads end, however late the second signal comes."""
+
+    def interrupted() -> bool:
+        raise KeyboardInterrupt
+
+    with Producer(nsqd.tcp_address) as producer:
+        producer.publish("amid-the-end", b"x")
+    consumer = Consumer("amid-the-end", "c", nsqd_tcp_addresses=[nsqd.tcp_address], config=CONFIG)
+    monkeypatch.setattr(consumer._background, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        consumer.run(lambda _: consumer.stop(), concurrency=3)
+
+
 def test_an_interruption_before_the_thread_has_begun(
     nsqd: OpenBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

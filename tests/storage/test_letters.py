@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -152,7 +152,7 @@ def test_a_copy_has_what_is_done_while_it_is_made(
             done.append(1)
 
     monkeypatch.setattr(letters, "_COPIED_PAGES", 2)
-    monkeypatch.setattr(time, "sleep", meanwhile)
+    monkeypatch.setattr(letters, "time", SimpleNamespace(sleep=meanwhile))
     (tmp_path / "copy").mkdir()
     folder = RealDisk(str(tmp_path / "copy"))
     store.copy_to(folder)

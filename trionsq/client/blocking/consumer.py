@@ -85,7 +85,9 @@ class Consumer(Generic[T]):
         self._is_stopping = False
         # Whether handlers may begin; not after a cancellation.
         self._is_handling = True
+        # Ends with None, which the background thread puts: no signal interrupts that one.
         self._work: SimpleQueue[Message[T] | None] = SimpleQueue()
+        self._background.ended.add_done_callback(lambda _: self._work.put(None))
         self._threads: list[threading.Thread] = []
         # One for each thread.
         self._ended: list[Future[None]] = []
@@ -143,8 +145,6 @@ class Consumer(Generic[T]):
         self._is_handling = False
         self._background.cancel()
         self._background.join()
-        for _ in self._threads:
-            self._work.put(None)
         if is_complete:
             for ended, thread in zip(self._ended, self._threads, strict=True):
                 wait_for(ended)
@@ -201,6 +201,7 @@ class Consumer(Generic[T]):
     def _handle_all(self, handler: Handler[T], ended: Future[None]) -> None:
         try:
             self._handle_each(handler)
+            self._work.put(None)  # for the other threads
         finally:
             ended.set_result(None)
 
