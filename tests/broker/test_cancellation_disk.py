@@ -13,6 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.broker.session import Ledger, until_cut_off
 from tests.broker.support import check_balances, check_nobody_left, connect, numbered, publish
 from tests.cancellation import CancelAt, When, sweep_awaits
+from tests.engines import ON_LOG
 from tests.soak import more_in_soak
 from trionsq.broker.broker import Broker
 from trionsq.broker.runtime import Clock
@@ -257,8 +258,9 @@ async def end_amid_a_session(cancel_at: CancelAt, task: str, how: str) -> None:
         ("client", "close", 20),
         ("topic t", "stop", 4),
         ("topic t", "delete topic", 4),
-        ("channel t:c", "stop", 4),
-        ("channel t:c", "delete channel", 4),
+        # A log reads in jobs: the channel's task just waits.
+        ("channel t:c", "stop", 1 if ON_LOG else 4),
+        ("channel t:c", "delete channel", 1 if ON_LOG else 4),
         ("metadata", "stop", 1),
         ("message id reserve", "cancel", 1),
         ("disk syncs", "stop", 1),
