@@ -292,9 +292,9 @@ class Journals(Generic[_Log]):
             if self._has_spare or journal.offset < self._max_bytes:
                 self._disk.unlink(journal.name)
             else:
-                # Its blocks are there already. The name goes before the header does.
+                # Its blocks are there already. If a power cut brings the old name back, its header
+                # is whole in one of two copies, and what it has changes nothing.
                 self._disk.rename(journal.name, SPARE_JOURNAL)
-                self._disk.sync_folder()
                 self._has_spare = True
         except OSError as error:
             # The next start replays it, which changes nothing.

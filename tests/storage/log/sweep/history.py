@@ -12,7 +12,7 @@ from typing import Final
 
 from tests.storage.log.sweep.account import Broken
 from tests.storage.log.sweep.world import MSG_TIMEOUT_S, PATIENCE, LiveChannel, LiveTopic, World
-from trionsq.storage.log.journal import journal_number
+from trionsq.storage.log.journal import SPARE_JOURNAL, journal_number
 from trionsq.storage.log.names import parse_segment_name
 from trionsq.storage.log.rows import State, StateError
 from trionsq.storage.log.seeking import first_kept
@@ -75,6 +75,8 @@ class History:
         # Elsewhere what a torn round leaves may be missing.
         is_strict = self._world.durability == "always" and not self._flips
         self._tears = 0.06 if is_strict else 0.02
+        # With one source of chance for all, what happens to journals would change every history.
+        self._of_journals = Random(seed + 2)
         # Of the next crashes, in their order: whether the power fails, and not only the process.
         self._fates: list[bool] = []
         self._story(f"seed {seed} {self._world.durability}")
@@ -132,6 +134,12 @@ class History:
                 self._flip()
             if random.random() < 0.3 and not self._fates:
                 world.disk.crash_at(random.randint(1, 30))
+            is_early = self._of_journals.random() < 0.2
+            if is_early and self._topics is _MANY_TOPICS and not self._fates:
+                # Journals are replayed and gone, and some segments that had a part of them are not
+                # looked at yet.
+                world.disk.crash_at(self._of_journals.randint(1, 4), ("sync",), "*.log.*")
+                self._fates = [True]
             try:
                 self._start()
                 return
@@ -187,7 +195,9 @@ class History:
 
     def _act(self) -> None:
         random, world = self._random, self._world
-        if not world.topics or random.random() < 0.03:
+        if self._topics is _MANY_TOPICS and self._of_journals.random() < 0.01:
+            self._crash_beginning_journal()
+        elif not world.topics or random.random() < 0.03:
             self._manage()
         else:
             topic = world.topics[random.choice(sorted(world.topics))]
@@ -349,6 +359,19 @@ class History:
             world.disk.fail(number, random.randint(1, 3), only=["sync"], name="*.log.*")
         for topic in world.topics.values():
             self._publish(topic)
+
+    def _crash_beginning_journal(self) -> None:
+        """Cut the power when a journal gets its header, perhaps in the place of an old one."""
+        world = self._world
+        self._story("a journal will be the last that begins")
+        world.disk.crash_at(self._of_journals.choice((1, 2, 3, 5)), ("sync",), SPARE_JOURNAL)
+        self._fates = [True]
+        for _ in range(20):
+            for topic in world.topics.values():
+                self._publish(topic)
+            world.settle()
+        self._fates = []
+        world.disk.crash_at(self._random.randint(1, 40))
 
     def _publish(self, topic: LiveTopic) -> None:
         random = self._random
