@@ -110,7 +110,7 @@ async def test_the_window_goes_on_over_a_start(autojump_clock: MockClock) -> Non
 async def test_the_default_engine_forgets_its_keys_when_it_ends() -> None:
     """As documented: they are in memory alone."""
     disk = SimulatedDisk()
-    async with nsqd_in_memory(disk=disk) as broker:
+    async with nsqd_in_memory(disk=disk, storage="default") as broker:
         await publish(broker, PUBLISHES[0])
     assert await stored_again(disk.after_kill(), PUBLISHES[0], storage="default") == 1
 
@@ -118,7 +118,8 @@ async def test_the_default_engine_forgets_its_keys_when_it_ends() -> None:
 async def test_a_moved_topic_keeps_its_keys_while_nsqd_runs(autojump_clock: MockClock) -> None:
     """Those of before the move as well; only those of behind it outlive a crash."""
     disk = SimulatedDisk()
-    async with nsqd_in_memory(disk=disk, durability="always") as broker:
+    flags: dict[str, Any] = {"storage": "default", "durability": "always"}
+    async with nsqd_in_memory(disk=disk, **flags) as broker:
         await publish(broker, PUBLISHES[0])
         await broker.registry.moves.move(broker.topics["t"])
         await publish(broker, PUBLISHES[0], PUBLISHES[1])

@@ -14,6 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 from trionsq.broker.broker import Broker
 from trionsq.broker.client import Client
 from trionsq.testing import open_broker
+from trionsq.transports.poller import _SocketWatch
 from trionsq.wire import commands, frames
 from trionsq.wire.states import MAGIC_V2
 
@@ -55,9 +56,15 @@ async def clients(count: int) -> AsyncIterator[tuple[Broker, list[trio.SocketStr
                     await stack.enter_async_context(await trio.open_tcp_stream(host, int(port)))
                 )
                 await streams[-1].send_all(MAGIC_V2)
-            while len(nsqd.broker.context.poller) < count:
+            while polled_count(nsqd.broker) < count:
                 await trio.lowlevel.checkpoint()
             yield nsqd.broker, streams
+
+
+def polled_count(broker: Broker) -> int:
+    """Connections that the poller serves; it also hears of the disk's writes."""
+    watches = broker.context.poller._watches.values()
+    return sum(isinstance(watch, _SocketWatch) for watch in watches)
 
 
 async def receive(stream: trio.SocketStream, expected: bytes) -> None:
@@ -97,10 +104,10 @@ async def test_http_is_polled_until_the_framework_takes_over() -> None:
         async with http:
             await http.send_all(b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n")
             assert (await http.receive_some()).startswith(b"HTTP/1.1 200 OK")
-            assert len(broker.context.poller) == 3
+            assert polled_count(broker) == 3
             await http.send_all(b"GET /info HTTP/1.1\r\nHost: a\r\n\r\n")
             assert (await http.receive_some()).startswith(b"HTTP/1.1 200")
-            assert len(broker.context.poller) == 2
+            assert polled_count(broker) == 2
 
 
 async def test_a_layer_ends_the_polling_of_its_client(tasks: list[str]) -> None:
@@ -112,7 +119,7 @@ async def test_a_layer_ends_the_polling_of_its_client(tasks: list[str]) -> None:
         while not (plain := inflate.decompress(received[4 + int.from_bytes(received[:4]) :])):
             received += await first.receive_some()
         assert plain == frames.OK
-        assert len(broker.context.poller) == 1
+        assert polled_count(broker) == 1
         deflate = zlib.compressobj(wbits=-15)
         data = deflate.compress(commands.publish("t", b"x")) + deflate.flush(zlib.Z_SYNC_FLUSH)
         await first.send_all(data)
@@ -137,7 +144,8 @@ async def test_a_defect_ends_one_client_only() -> None:
         await second.send_all(commands.publish("t", b"x"))
         await receive(second, frames.OK)
         assert broker.client_failures == 1
-        assert (broker.defects.counts["poller"], len(broker.context.poller)) == (0, 1)
+        assert broker.defects.counts["poller"] == 0
+        assert polled_count(broker) == 1
 
 
 async def test_clients_of_a_deleted_channel_leave_the_poller() -> None:
@@ -153,7 +161,7 @@ async def test_clients_of_a_deleted_channel_leave_the_poller() -> None:
         await third.send_all(commands.nop())
         while broker.clients != {third_client: None}:
             await trio.lowlevel.checkpoint()
-        assert len(broker.context.poller) == 1
+        assert polled_count(broker) == 1
 
 
 async def test_a_half_closed_client_gets_its_answers() -> None:
@@ -165,7 +173,7 @@ async def test_a_half_closed_client_gets_its_answers() -> None:
         assert await stream.receive_some() == b""
         while broker.clients:
             await trio.lowlevel.checkpoint()
-        assert len(broker.context.poller) == 0
+        assert polled_count(broker) == 0
 
 
 async def test_a_reset_ends_its_client() -> None:
@@ -175,4 +183,4 @@ async def test_a_reset_ends_its_client() -> None:
         await first.aclose()
         while len(broker.clients) > 1:
             await trio.lowlevel.checkpoint()
-        assert (broker.client_failures, len(broker.context.poller)) == (0, 1)
+        assert (broker.client_failures, polled_count(broker)) == (0, 1)

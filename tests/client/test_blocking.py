@@ -339,9 +339,7 @@ def test_a_signal_may_come_to_any_thread(nsqd: OpenBroker) -> None:
     proceed.set()
 
 
-def test_an_interruption_amid_the_end(
-    nsqd: OpenBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interruption_amid_the_end(nsqd: OpenBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     """The handlers' threads end, however late the second signal comes."""
 
     def interrupted() -> bool:

@@ -353,7 +353,8 @@ async def test_a_missing_segment_is_damage_until_the_rest_is_finished() -> None:
 async def test_retention_is_set_and_shown(autojump_clock: MockClock) -> None:
     """Of one topic, or by nsqd's flags; it outlives a restart, and says what the log has."""
     disk, clock = SimulatedDisk(), Clock.from_trio(1_700_000_000_000_000_000)
-    flags: dict[str, Any] = {"storage": "log", "retain_ns": 3_600_000_000_000, "retain_bytes": 7}
+    flags: dict[str, Any] = {"storage": "log", "durability": "interval", "retain_bytes": 7}
+    flags |= {"retain_ns": 3_600_000_000_000}
     async with nsqd_in_memory(disk=disk, clock=clock, **flags) as broker:
         app = create_app(broker)
         broker.topic("t").channel("c")
