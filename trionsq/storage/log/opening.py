@@ -186,11 +186,10 @@ def _list_segments(disk: Disk) -> dict[int, list[tuple[int, str]]]:
 
 
 def _remove(disk: Disk, names: Sequence[str]) -> None:
+    """Remove files. The fsync at the end of `open_logs` makes that last."""
     for name in names:
         with suppress(FileNotFoundError):
             disk.unlink(name)
-    if names:
-        disk.sync_folder()
 
 
 def _open_log(
