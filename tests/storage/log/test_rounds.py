@@ -112,6 +112,23 @@ def test_behind_a_round_that_failed_the_next_one_waits() -> None:
     assert read_all(*start(node.disk.after_power_loss())) == [b"b"] * 100
 
 
+def test_what_a_crash_made_of_a_round_that_failed_is_a_gap() -> None:
+    """No state has it, but the segment behind it: nobody takes it for a message that is lost."""
+    node = Node()
+    publish(node, b"a")
+    node.jobs.run_all()
+    node.disk.fail(errno.EIO, only=["write"])
+    node.disk.fail(errno.EIO, at=2, only=["write"])
+    refused = publish(node, b"b")
+    node.jobs.run_all()
+    assert refused.error
+    publish(node, b"c")
+    node.jobs.run_all()
+    _, log = start(node.disk.after_power_loss())
+    assert list(log.gaps) == [(1, 2)]
+    assert (log.depth, log.end) == (2, 3)
+
+
 def test_what_a_thread_would_go_on_with_may_be_gone() -> None:
     """A topic is deleted while a job of it runs: the jobs that follow begin all the same."""
     node = Node()

@@ -78,7 +78,7 @@ class _Tail:
 
     Attributes:
         end: the sequence behind the last record.
-        void: copies from disk queues that do not count.
+        void: sequences of copies from disk queues that do not count, and of rounds that failed.
         deferred: heads of deferred records.
         keyed: sequences and keys of the newest idempotent publishes; so many as are kept.
         aimed: heads of records that are for one channel alone.
@@ -364,10 +364,10 @@ def _scan_tail(
             break
         segment = segments[at]
         tail.end = max(tail.end, segment.first)
-        start = SEGMENT_HEADER_BYTES
+        start, known = SEGMENT_HEADER_BYTES, segment.first
         if place is not None and place[0] == segment.first and place[2] <= scan_from:
-            start = min(place[1], segment.end)
-            tail.end = max(tail.end, place[2])
+            start, known = min(place[1], segment.end), place[2]
+            tail.end = max(tail.end, known)
         file = node.disk.open(segment.name)
         try:
             scan = scan_segment(file, segment.header, start, end=segment.end, check_bodies=True)
@@ -377,6 +377,14 @@ def _scan_tail(
                 segment.end, segment.last = scan.end, tail.last
                 # What a kill left in the page cache is handed out now, so it has to last.
                 file.sync()
+            elif (
+                not (scan.damage or scan.torn)
+                and segments[at + 1].header.previous_end == segment.end
+                and segment.first == segment.named_first  # of a remainder others know the gaps
+            ):
+                behind = scan.next_sequence
+                # Nobody was told of what is missing up to the next one.
+                tail.void.add(known if behind is None else behind, segments[at + 1].first)
         except UnsupportedError as error:
             raise StateError(f"{segment.name}: {error}") from error
         finally:
