@@ -195,8 +195,11 @@ class History:
 
     def _act(self) -> None:
         random, world = self._random, self._world
-        if self._topics is _MANY_TOPICS and self._of_journals.random() < 0.01:
+        of_journals = self._of_journals.random() if self._topics is _MANY_TOPICS else 1.0
+        if of_journals < 0.01:
             self._crash_beginning_journal()
+        elif of_journals < 0.03:
+            self._read_unwritten()
         elif not world.topics or random.random() < 0.03:
             self._manage()
         else:
@@ -372,6 +375,17 @@ class History:
             world.settle()
         self._fates = []
         world.disk.crash_at(self._random.randint(1, 40))
+
+    def _read_unwritten(self) -> None:
+        """Let channels read what a journal alone has, and no cache."""
+        world = self._world
+        for topic in world.topics.values():
+            self._publish(topic)
+        world.settle()
+        self._story("nothing is cached")
+        for topic in world.topics.values():
+            topic.log.cache.clear()
+            self._finish_most(topic, 0.5)
 
     def _publish(self, topic: LiveTopic) -> None:
         random = self._random

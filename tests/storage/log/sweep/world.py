@@ -637,8 +637,11 @@ class World:
     def settle(self, jobs: int | None = None) -> None:
         """Run jobs (None: all), and what they wake."""
         for topic in self.topics.values():
-            if self._threads.random() < 0.1:
-                topic.log.cache.evict_batch()  # what comes next has to be read
+            chance = self._threads.random()  # what comes next has to be read
+            if chance < 0.03:
+                topic.log.cache.clear()
+            elif chance < 0.1:
+                topic.log.cache.evict_batch()
         for _ in range(_MAX_TURNS):
             moved = self._turn()
             if self.jobs and (jobs is None or jobs > 0):
