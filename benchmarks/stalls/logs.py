@@ -114,7 +114,7 @@ def log_readers(stage: Stage) -> None:
                 stage.watch(nsqd, "8 readers wait, and one PUB after the other"),
                 _readers() as pool,
             ):
-                path = "/topic/log?topic=tiny&from=end&wait=3&count=100000"
+                path = "/topic/log?topic=tiny&from=end&wait=3&count=20000"
                 followers = [pool.submit(nsqd.get, path) for _ in range(8)]
                 while not all(follower.done() for follower in followers):
                     publisher.send(line)
