@@ -38,6 +38,19 @@ def test_it_pauses_after_so_many_commands_and_goes_on() -> None:
     assert parser.buffered == 0
 
 
+def test_a_command_may_count_as_several() -> None:
+    """What took long brings the pause nearer; a pause that is due stays one."""
+    parser = _subscribed(TOUCH * 20)
+    parser.pause_after(10)
+    assert parser.next_event() is not None
+    parser.pause_sooner(5)
+    assert _events(parser) == 4
+    parser.pause_sooner(5)
+    assert parser.paused
+    parser.pause_after(15)
+    assert _events(parser) == 15
+
+
 def test_commands_without_an_event_count() -> None:
     """A flood of what brings no event pauses too."""
     parser = _subscribed(b"NOP x\n" * 100 + TOUCH)

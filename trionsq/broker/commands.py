@@ -6,7 +6,7 @@ Spec: tcp-protocol, sections 8 to 13.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import trio
 
@@ -24,6 +24,9 @@ from trionsq.wire.bodies import Bodies
 from trionsq.wire.errors import DRAINING, ProtocolError
 
 __all__ = ["Commands"]
+
+# To make a topic takes as long as so many commands.
+_COMMANDS_OF_A_TOPIC: Final = 16
 
 
 def _alone(handler: Handler) -> Handler:
@@ -100,6 +103,7 @@ class Commands:
         if client.context.drain.is_on and not isinstance(event, events.Subscribe):
             return _refuse_new(client, event)
         topic = self._registry.topic(event.topic)
+        client.parser.pause_sooner(_COMMANDS_OF_A_TOPIC)
         channels_known = topic.claim_wait()
         if channels_known is None:
             return handler(client, event, topic)

@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 __all__ = ["Round", "Soon"]
 
 # Publishers that hear in one turn of the event loop that their messages are safe.
-_CALLBACKS_PER_TURN: Final = 500
+_CALLBACKS_PER_TURN: Final = 256
 
 Soon: TypeAlias = Callable[[Callable[[], None]], None]
 """Runs a function in a later turn of the event loop."""

@@ -128,6 +128,10 @@ class ServerParser:
         """
         self._pause_at = self.commands + commands
 
+    def pause_sooner(self, commands: int) -> None:
+        """Count the newest command as so many more: it took as long as these."""
+        self._pause_at = max(self.commands, self._pause_at - commands)
+
     @property
     def paused(self) -> bool:
         """Whether there may be more events without more input."""
