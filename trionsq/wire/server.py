@@ -122,10 +122,7 @@ class ServerParser:
         self._pos = 0
 
     def pause_after(self, commands: int) -> None:
-        """Make `next_event` return None after so many more commands, until this is called again.
-
-        A run counts as one command.
-        """
+        """Have `next_event` pause after so many more commands; a run counts as one."""
         self._pause_at = self.commands + commands
 
     def pause_sooner(self, commands: int) -> None:
