@@ -46,8 +46,9 @@ async def test_it():
 """
 SPINS = """
 def test_it():
+    hurry()
     while True:
-        hurry()
+        pass
 """
 IN_A_FIXTURE = """
 @pytest.fixture

@@ -6,7 +6,7 @@ from tests.engines import ON_LOG
 from tests.simulation.swarm import Swarm, live_seeds
 from tests.soak import by_level, more_in_soak
 
-DAYS = by_level(test=9, short=150, full=10_000)
+DAYS = by_level(test=9, short=80, full=10_000)
 if ON_LOG:
     DAYS = by_level(test=10, short=60, full=10_000)
 FIRST = by_level(test=0, short=1_000, full=0)

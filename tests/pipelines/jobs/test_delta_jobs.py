@@ -17,7 +17,7 @@ from tests.pipelines.jobs.running import QUICK
 from tests.pipelines.jobs.stores import S3, s3_server
 from tests.pipelines.sink.rows import taken
 from tests.pipelines.source.publishing import channel_at_rest, publish
-from tests.soak import in_short_soak, in_soak
+from tests.soak import in_soak
 from trionsq.testing import OpenBroker
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def bodies_of(location: str, options: dict[str, str] | None = None) -> list[byte
     return sorted(rows["body"].to_pylist())
 
 
-@in_short_soak
+@in_soak
 def test_an_archive_on_an_object_store(
     spark: SparkSession,
     nsqd: OpenBroker,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tests.pipelines.source.driver import begin
 from tests.pipelines.source.publishing import channel_at_rest, publish, wait_until
-from tests.soak import in_short_soak
+from tests.soak import in_soak
 from trionsq.testing import OpenBroker
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def run_and_kill(nsqd: OpenBroker, folder: Path) -> None:
         channel_at_rest(nsqd.http_address, "t", "c")
 
 
-@in_short_soak
+@in_soak
 def test_a_killed_jvm_loses_nothing_and_doubles_nothing(
     spark: SparkSession, nsqd: OpenBroker, tmp_path: Path
 ) -> None:

@@ -98,7 +98,7 @@ def test_a_topic_without_log_fails_the_query(
 @in_short_soak
 def test_nsqd_is_killed_again_and_again(spark: SparkSession, tmp_path: Path) -> None:
     """Of what nsqd has accepted the table has each message once: none lost, none twice."""
-    kills = by_level(test=1, short=4, full=20)
+    kills = by_level(test=1, short=2, full=20)
     part = 3000
     http = free_address()
     command = [*nsqd_command(), f"--data-path={tmp_path}/nsqd", "--tcp-address=127.0.0.1:0"]
