@@ -43,8 +43,9 @@ DEFAULT_JOURNAL_BYTES: Final = 16 * 1024 * 1024
 _MIN_TOPICS: Final = 3
 # Larger rounds go to their segments alone: they would be written twice.
 _MAX_ROUND_BYTES: Final = 1 << 20
-# Encoding so much takes the event loop less than a millisecond.
+# Encoding so much, in so many publishes, takes the event loop a millisecond or two.
 _MAX_DIRECT_BYTES: Final = 256 * 1024
+_MAX_DIRECT_BATCHES: Final = 512
 # So much is in a journal, and in no segment.
 _MAX_UNWRITTEN_BYTES: Final = 1 << 20
 # The file grows in such steps: an fsync that changes no size costs a fifth.
@@ -201,10 +202,13 @@ class Journals(Generic[_Log]):
         so they cost no other write, and later one for many rounds.
         """
         self._used = None
-        nbytes = 0
+        nbytes = batches = 0
         for job in jobs:
             nbytes += job.nbytes
-            if nbytes > _MAX_DIRECT_BYTES or not job.may_be_shared:
+            batches += len(job.entries)
+            if nbytes > _MAX_DIRECT_BYTES or batches > _MAX_DIRECT_BATCHES:
+                return None
+            if not job.may_be_shared:
                 return None
         if len(jobs) == 1 and (write := jobs[0].encode()) is not None:
             return write
