@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import trio
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from jinja2 import Environment
+from trio.testing import MockClock
 from werkzeug.routing.rules import Rule
 
 from tests import time_limit
@@ -69,6 +71,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(f"{item.nodeid} uses spark: enter its file in SPARK_FILES")
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: rank(item.nodeid))
+
+
+@pytest.fixture
+def autojump_clock(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> MockClock:
+    """That of pytest-trio. It would jump while a thread works, so what a thread would do is done
+    at once."""
+
+    async def run_now(work: Callable[..., object], *args: object, **options: object) -> object:
+        await trio.lowlevel.checkpoint()
+        return work(*args)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_now)
+    return autojump_clock
 
 
 def pytest_collection_finish() -> None:

@@ -123,7 +123,7 @@ class Client:
         self.output = Output(transport)
         self.identity = Negotiated.default(context.features, transport.host)
         turn, timeout_s = context.poller.turn, self.identity.msg_timeout_ms / 1e3
-        self.pump = MessagePump(self.output, timeout_s, turn, self._write_now)
+        self.pump = MessagePump(self.output, timeout_s, turn, self._note_lost)
         self.consumer = self.pump.subscription
         self.channel: SubscribedChannel | None = None
         self.auth: ClientAuth | None = None
@@ -335,14 +335,10 @@ class Client:
             self.owed = None
         self.pump.write_soon(data)
 
-    def _write_now(self, data: bytes) -> None:
-        """Write, not in a task of the connection."""
-        try:
-            if not self.output.write(data):
-                self.pump.wake()  # it drains the output
-        except OSError as error:
-            log.debug("client(%s) - connection lost: %s", self.peer, error)
-            self.close()
+    def _note_lost(self, error: OSError) -> None:
+        """End the connection, which broke in a task that is not its own."""
+        log.debug("client(%s) - connection lost: %s", self.peer, error)
+        self.close()
 
     async def _settle(self) -> None:
         """Wait until nothing is owed, and the client has taken it."""
@@ -379,7 +375,7 @@ class Client:
             self.consumer.in_flight.clear()  # an empty dict keeps the memory of its entries
         if finding is Finding.DUE:
             if not self.output.pending:  # a heartbeat would only queue behind that
-                self._write_now(frames.HEARTBEAT)
+                self.pump.write_now(frames.HEARTBEAT)
         elif finding is not Finding.FINE:
             log.info("client(%s) - %s", self.peer, finding.value)
             self.close()

@@ -196,6 +196,13 @@ class Commands:
         if topic is None:
             return self._on_new_topic(client, event, self._publish)
         bodies = event.bodies
+        if bodies.count == 1 and not topic.refusal:
+            gathered = topic.gathering.add_message(bodies)
+            if gathered is not None:
+                client.pub_counts[topic.name] += 1
+                if gathered.is_done:
+                    return frames.OK
+                return OwedAnswer(gathered, frames.OK, "PUB", bodies.nbytes)
         if topic.should_wait(bodies.count):
             return _publish_later(client, topic, bodies, "PUB", 0, frames.OK * bodies.count)
         return _publish_to(client, topic, bodies, "PUB", 0, frames.OK * bodies.count)

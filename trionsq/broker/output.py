@@ -160,8 +160,8 @@ def _refuse_delivery(delivery: Delivery) -> bool:
     return False
 
 
-def _discard(data: bytes) -> None:
-    """Writes nothing: the client has gone."""
+def _ignore(error: OSError) -> None:
+    """Does nothing: the client has gone."""
 
 
 class MessagePump:
@@ -172,16 +172,16 @@ class MessagePump:
         turn_deliveries: deliveries that will be written at the end of the turn.
     """
 
-    __slots__ = ("_inbox", "_inbox_bytes", "_is_in_turn", "_late", "_output", "_turn", "_write",
+    __slots__ = ("_inbox", "_inbox_bytes", "_is_in_turn", "_late", "_lost", "_output", "_turn",
                  "subscription", "turn_deliveries")  # fmt: skip
 
     def __init__(
-        self, output: Output, msg_timeout_s: float, turn: Turn, write: Callable[[bytes], None]
+        self, output: Output, msg_timeout_s: float, turn: Turn, lost: Callable[[OSError], None]
     ) -> None:
-        """``write`` writes to the output, and ends a connection that broke; see `close`."""
+        """``lost`` is called when the connection breaks in a turn, not in `run`; see `close`."""
         self._output = output
         self._turn = turn
-        self._write = write
+        self._lost = lost
         self._inbox = Inbox[Delivery | _Wake](_MAX_DELIVERIES)
         self._inbox_bytes = 0
         # Whether something is written when the turn ends, and the replies.
@@ -213,6 +213,14 @@ class MessagePump:
             self._turn.write_later(self._end_turn)
         return True
 
+    def write_now(self, data: bytes) -> None:
+        """Write, not in a task of the connection."""
+        try:
+            if not self._output.write(data):
+                self.wake()  # it drains the output
+        except OSError as error:
+            self._lost(error)
+
     def write_soon(self, data: bytes) -> None:
         """Write in a turn at its end, else at once.
 
@@ -223,7 +231,7 @@ class MessagePump:
             if self._late:
                 data = b"".join([*self._late, data])
                 self._late.clear()
-            self._write(data)
+            self.write_now(data)
             return
         self._late.append(data)
         if not self._is_in_turn:
@@ -238,16 +246,16 @@ class MessagePump:
             if late:  # else another write took it along
                 data = late[0] if len(late) == 1 else b"".join(late)
                 late.clear()
-                self._write(data)
+                self.write_now(data)
             return
         if len(deliveries) == 1 and not late:
-            self._write(self.frames(deliveries.pop()))
+            self.write_now(self.frames(deliveries.pop()))
             return
         data = b"".join([*late, *map(self.frames, deliveries)])
         late.clear()
         deliveries.clear()
         if data:
-            self._write(data)
+            self.write_now(data)
 
     def _send_to_pump(self, delivery: Delivery) -> bool:
         if delivery.batch.bodies.nbytes <= _UNCOUNTED_BYTES:
@@ -333,4 +341,4 @@ class MessagePump:
         This ends a cycle of references, so the pump and its buffers go with the connection.
         """
         self.subscription.offer = _refuse_delivery
-        self._write = _discard
+        self._lost = _ignore

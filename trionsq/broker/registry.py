@@ -147,6 +147,7 @@ class TopicRegistry:
             self._channel_gone,
             TopicKeys(self.keys),
             self._turn,
+            partial(self._defects.note, "topic", f"TOPIC({name})"),
         )
         self._policies.settle_topic(core)
         log.info("TOPIC(%s): created", name)

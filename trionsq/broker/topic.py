@@ -13,6 +13,7 @@ from trionsq.broker.channel import Channel
 from trionsq.broker.chores import Chore, Chores
 from trionsq.broker.defects import Defects
 from trionsq.broker.frozen import FrozenQueue
+from trionsq.broker.gathering import Gathering
 from trionsq.broker.runtime import Clock
 from trionsq.broker.topic_mover import TopicMover
 from trionsq.core.batch import MessageBatch
@@ -63,6 +64,7 @@ class Topic:
         refusal: why publishes are refused; empty if they are not.
         keys: of its idempotent publishes.
         letters: dead letters that wait beside its queue until it has a channel.
+        gathering: messages of the present turn, which are published at its end at the latest.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Topic:
         channel_gone: Callable[[Topic, Channel], None],
         keys: TopicKeys,
         turn: Turn,
+        failed: Callable[[Exception], None],
     ) -> None:
         """Create a topic.
 
@@ -87,6 +90,7 @@ class Topic:
             channel_gone: is called with each deleted channel.
             keys: of its idempotent publishes.
             turn: of those who publish.
+            failed: gets an exception that nobody expected from a publish in a turn.
         """
         self.name = core.name
         self.core = core
@@ -106,6 +110,7 @@ class Topic:
         self._preparing: trio.Event | None = None
         self._creator_waits: trio.Event | None = None
         self._mover = TopicMover(core, clock, turn)
+        self.gathering = Gathering(core, clock, turn, failed)
         self._may_try_again = trio.Event()
         self._seekers: trio.Semaphore | None = None
         core.wake = self._mover.wake
@@ -183,6 +188,7 @@ class Topic:
         """
         if self.refusal:
             raise PublishRefused(self.refusal)
+        self.gathering.publish()
         try:
             return self.core.publish(bodies, self._clock.now_ns(), defer_ms)
         except BackendError as error:
@@ -192,6 +198,7 @@ class Topic:
         """As `publish`, with ids and times that the messages have already."""
         if self.exiting:
             raise PublishRefused("exiting")
+        self.gathering.publish()
         try:
             return self.core.publish_batch(batch)
         except BackendError as error:
@@ -221,6 +228,7 @@ class Topic:
             raise KeyUnknown
         if self.refusal:
             raise PublishRefused(self.refusal)
+        self.gathering.publish()
         try:
             pending = self.core.publish(bodies, self._clock.now_ns(), defer_ms, key)
         except BackendError as error:
@@ -285,6 +293,7 @@ class Topic:
         """
         channel = self.channels.get(name)
         if channel is None:
+            self.gathering.publish()
             channel = self.channels[name] = self._new_channel(self, name, begin_at)
             channel.core.made_room = self._made_room
             channel.core.store.backend.caught_up = partial(self._channel_caught_up, channel)
@@ -306,6 +315,7 @@ class Topic:
 
         The chore closes the clients.
         """
+        self.gathering.publish()
         channel = self.channels.pop(name)
         self.core.remove_channel(name)
         chore = channel.close()
@@ -325,6 +335,7 @@ class Topic:
 
     def empty(self) -> Chore:
         """Drop all messages of the topic, not those of its channels."""
+        self.gathering.publish()
         chore = self._chores.start(self.core.empty())
         self._try_again()
         return chore
@@ -335,6 +346,7 @@ class Topic:
 
     def mark_exiting(self) -> None:
         """Refuse publishes and subscriptions from now on: the task has ended."""
+        self.gathering.publish()
         self.exiting = True
         self.refusal = "exiting"
         self._try_again()
@@ -346,6 +358,7 @@ class Topic:
 
         Publishing and fan-out end at once. The chore deletes the channels.
         """
+        self.gathering.publish()
         self.exiting = True
         self.refusal = "exiting"
         self.cancel_scope.cancel()

@@ -39,6 +39,7 @@ class GovernedTopic(TopicState):
 
     store: BoundedStore
     refusing: dict[str, GovernedChannel]
+    may_refuse = True
 
     def add_channel(self, channel: ChannelState) -> None:
         super().add_channel(channel)

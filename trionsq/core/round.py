@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-__all__ = ["Round", "Soon"]
+__all__ = ["STORED", "Round", "Soon"]
 
 # Publishers that hear in one turn of the event loop that their messages are safe.
 _CALLBACKS_PER_TURN: Final = 256
@@ -52,6 +52,13 @@ class Round:
         if self._callbacks:
             self._call_back(soon)
 
+    def end_with(self, other: Round) -> None:
+        """End when another round does, and as it does."""
+        callbacks, self._callbacks = self._callbacks, []
+        other.when_done(lambda: self.finish(other.error))
+        for callback in callbacks:
+            other.when_done(callback)
+
     def _call_back(self, soon: Soon | None) -> None:
         count = len(self._callbacks) if soon is None else _CALLBACKS_PER_TURN
         callbacks, self._callbacks = self._callbacks[:count], self._callbacks[count:]
@@ -65,3 +72,8 @@ class Round:
                 defect = raised
         if defect is not None:
             raise defect
+
+
+STORED: Final = Round()
+"""The round of messages that are stored already."""
+STORED.finish()

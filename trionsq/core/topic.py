@@ -61,7 +61,10 @@ class TopicState:
         ids: makes the ids of its messages.
         error: why a channel refused the last segment, None if the fan-out is not stuck.
         settings: what the policies set of it, replaced when they change; None if they set nothing.
+        may_refuse: whether `publish` may refuse messages for which memory has room.
     """
+
+    may_refuse = False
 
     def __init__(self, name: str, mem_queue_size: int, backend: Backend, ids: IdSource) -> None:
         self.name = name

@@ -10,11 +10,18 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from struct import Struct
 from typing import Final, Protocol
 
-__all__ = ["Bodies", "ListBodies", "PackedBodies", "StridedBodies", "slice_fields"]
+__all__ = [
+    "Bodies",
+    "ListBodies",
+    "PackedBodies",
+    "StridedBodies",
+    "join_bodies",
+    "slice_fields",
+]
 
 # Records unpacked by one call of `Struct`. More gain little, and each count needs its own Struct.
 _AT_ONCE: Final = 32
@@ -99,6 +106,8 @@ class StridedBodies:
         return StridedBodies(self._buffer[first * stride : last * stride], self._gap, self.size)
 
     def joined(self) -> bytes:
+        if self.count == 1:
+            return self._buffer[self._gap :]
         return b"".join(self.slice(0, self.count)) if self._gap else self._buffer
 
 
@@ -158,3 +167,20 @@ class ListBodies:
 
     def joined(self) -> bytes:
         return b"".join(self._bodies)
+
+
+def join_bodies(parts: Sequence[Bodies]) -> Bodies:
+    """Return the bodies of all parts, in order: copies in one buffer of their own."""
+    data = b"".join([part.joined() for part in parts])
+    size = parts[0].size
+    if size and all([part.size == size for part in parts]):
+        return StridedBodies(data, 0, size)
+    sizes: list[int] = []
+    for part in parts:
+        if part.size:
+            sizes += [part.size] * part.count
+        else:
+            sizes += map(len, part.slice(0, part.count))
+    if sizes[0] > 0 and sizes.count(sizes[0]) == len(sizes):
+        return StridedBodies(data, 0, sizes[0])
+    return PackedBodies(data, list(accumulate(sizes, initial=0)), 0)

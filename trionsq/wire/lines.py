@@ -237,8 +237,6 @@ def pub_run(
     stride = head + size
     end = len(buffer)
     pos = start + stride
-    if pos == end:  # mostly there is nothing else
-        return StridedBodies(bytes(buffer[start:]), head, size), pos
     prefix = buffer[start : start + head]
     while pos + stride <= end and buffer.startswith(prefix, pos):
         pos += stride

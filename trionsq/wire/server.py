@@ -13,7 +13,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
-from trionsq.wire.bodies import ListBodies
+from trionsq.wire.bodies import ListBodies, StridedBodies
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.events import (
     Auth,
@@ -315,10 +315,16 @@ class ServerParser:
 
     def _pub(self, params: Params, line: bytes) -> Publish | None:
         topic = pub_topic(line)
+        buffer, pos, limit = self._buffer, self._pos, self._limits.max_msg_size
+        there = len(buffer) - pos - _FIELD
+        if 0 < there <= limit and _INT32.unpack_from(buffer, pos) == (there,):
+            # Mostly there is nothing else.
+            self._waiting = None
+            self._pos = len(buffer)
+            return Publish(topic, StridedBodies(bytes(buffer[pos:]), _FIELD, there))
         if not self._message_is_there(line, "PUB"):
             return None
-        start = self._pos - len(line)
-        bodies, self._pos = pub_run(self._buffer, start, line, self._limits.max_msg_size)
+        bodies, self._pos = pub_run(buffer, pos - len(line), line, limit)
         return Publish(topic, bodies)
 
     def _dpub(self, params: Params, line: bytes) -> Event | None:

@@ -30,7 +30,7 @@ from trionsq.storage.log.format import (
     encode_head,
 )
 from trionsq.storage.log.origins import origin_of
-from trionsq.wire.bodies import Bodies, PackedBodies, StridedBodies, slice_fields
+from trionsq.wire.bodies import Bodies, PackedBodies, StridedBodies, join_bodies, slice_fields
 
 __all__ = ["MAX_JOINED_BYTES", "encode_record", "join_batches", "join_entries", "parse_batch"]
 
@@ -148,7 +148,7 @@ def join_batches(batches: Sequence[MessageBatch], sequence: int | None = None) -
     bodies, ids, stamps = first.bodies, first.ids, first.stamps
     if len(batches) > 1:
         assert all((it.defer_ms, it.key) == (first.defer_ms, None) for it in batches)
-        bodies, ids = _join_bodies([batch.bodies for batch in batches]), _join_ids(batches)
+        bodies, ids = join_bodies([batch.bodies for batch in batches]), _join_ids(batches)
         stamps = _join_stamps(batches)
     sequences = None if sequence is None else range(sequence, sequence + bodies.count)
     return MessageBatch(
@@ -181,22 +181,6 @@ def join_entries(entries: Sequence[tuple[MessageBatch, int]]) -> list[MessageBat
     if together:
         records.append(join_batches(together, first))
     return records
-
-
-def _join_bodies(parts: Sequence[Bodies]) -> Bodies:
-    data = b"".join([part.joined() for part in parts])
-    size = parts[0].size
-    if not size or any(part.size != size for part in parts):
-        sizes: list[int] = []
-        for part in parts:
-            if part.size:
-                sizes += [part.size] * part.count
-            else:
-                sizes += map(len, part.slice(0, part.count))
-        if not _are_equal(sizes):
-            return PackedBodies(data, list(accumulate(sizes, initial=0)), 0)
-        size = sizes[0]
-    return StridedBodies(data, 0, size)
 
 
 def _join_ids(batches: Sequence[MessageBatch]) -> Column:
