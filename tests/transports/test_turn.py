@@ -43,6 +43,50 @@ def test_a_move_may_add_moves_and_writes() -> None:
     assert done == ["first open=True", "second", "write open=False"]
 
 
+def test_what_is_stored_comes_before_all_else() -> None:
+    """It may add moves; a long look stores before it writes."""
+    turn, done = Turn(), list[str]()
+
+    def store() -> None:
+        done.append("store")
+        turn.move_later(lambda is_late: done.append("move"))
+
+    with turn:
+        turn.deliver_later(lambda: done.append("deliver"))
+        turn.store_later(store)
+    assert done == ["store", "move", "deliver"]
+    done.clear()
+    with turn:
+        turn.store_later(store)
+        turn.write_later(lambda: done.append("write"))
+        turn.write_now()
+        assert done == ["store", "write"]
+    assert done == ["store", "write", "move"]
+
+
+def test_answers_come_before_moves_that_write_nothing() -> None:
+    """If the last ones wrote, these will: both go out at once."""
+    turn, done = Turn(), list[str]()
+
+    def look(*, delivers: bool) -> list[str]:
+        done.clear()
+
+        def move(is_late: bool) -> None:
+            done.append("move")
+            if delivers:
+                turn.write_later(lambda: done.append("message"))
+
+        with turn:
+            turn.move_later(move)
+            turn.write_later(lambda: done.append("answer"))
+        return list(done)
+
+    assert look(delivers=False) == ["move", "answer"]
+    assert look(delivers=False) == ["answer", "move"]
+    assert look(delivers=True) == ["answer", "move", "message"]
+    assert look(delivers=True) == ["move", "answer", "message"]
+
+
 def test_a_long_look_writes_before_its_end() -> None:
     """What is known by then; what comes later is written at the end. Nothing is written twice."""
     turn, done = Turn(), list[str]()
