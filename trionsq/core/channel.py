@@ -201,7 +201,10 @@ class ChannelState(ChannelDispatch):
         """FIN. Returns the ids that are not in flight at this client, None if all were."""
         in_flight = subscription.in_flight
         before = len(in_flight)
-        deliveries = list(map(in_flight.pop, ids, repeat(None)))
+        if len(ids) == 1:
+            deliveries = [in_flight.pop(ids[0], None)]
+        else:
+            deliveries = list(map(in_flight.pop, ids, repeat(None)))
         count = before - len(in_flight)
         subscription.finish_count += count
         self.finish_count += count

@@ -250,13 +250,15 @@ class ChannelDispatch:
             subscription.blocked = True
             return False
         count = expected = segment.last - segment.first
-        entries = dict.fromkeys(delivery.ids, delivery)
         in_flight = subscription.in_flight
-        if in_flight:
+        if count == 1:
             expected += len(in_flight)
-            in_flight.update(entries)
+            in_flight[delivery.ids[0]] = delivery
+        elif in_flight:
+            expected += len(in_flight)
+            in_flight.update(dict.fromkeys(delivery.ids, delivery))
         else:
-            subscription.in_flight = in_flight = entries
+            subscription.in_flight = in_flight = dict.fromkeys(delivery.ids, delivery)
         subscription.message_count += count
         self.in_flight.count += count
         if len(in_flight) != expected:

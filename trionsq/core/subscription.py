@@ -83,15 +83,16 @@ class Delivery:
         ids = self.ids
         bodies = self.batch.bodies
         attempts = self.attempts & _ATTEMPTS_MASK
-        size = bodies.size
         if self.batch.stamps is not None:
             return self._stamped_frames(self.batch.stamps, attempts)
-        if size:
+        if len(ids) == 1:
+            body = bodies.body_at(self.first)
+            size, stamp = _FRAME_EXTRA + len(body), self.batch.timestamp_ns
+            return _HEADER.pack(size, _FRAME_TYPE, stamp, attempts) + ids[0] + body
+        if size := bodies.size:
             header = _HEADER.pack(
                 _FRAME_EXTRA + size, _FRAME_TYPE, self.batch.timestamp_ns, attempts
             )
-            if len(ids) == 1:
-                return header + ids[0] + bodies.body_at(self.first)
             parts = [header] * (3 * len(ids))
             parts[1::3] = ids
             parts[2::3] = bodies.slice(self.first, self.last)

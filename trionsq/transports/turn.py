@@ -23,9 +23,17 @@ class Turn:
 
     Attributes:
         is_open: whether there is a look now.
+        store_later: has messages stored at the end, ahead of all else. That may add moves.
+        move_later: has messages moved at the end, or by a task if the function is called with True:
+            it is late then. That may add writes.
+        deliver_later: has messages delivered at the end, behind all moves, to all who gave credit
+            by then. That may add writes.
+        write_later: has a client's output written at the end, behind all deliveries; ahead of the
+            moves if these write nothing.
     """
 
-    __slots__ = ("_deliveries", "_moves", "_moves_add_writes", "_stores", "_writes", "is_open")
+    __slots__ = ("_deliveries", "_moves", "_moves_add_writes", "_stores", "_writes",
+                 "deliver_later", "is_open", "move_later", "store_later", "write_later")  # fmt: skip
 
     def __init__(self) -> None:
         self.is_open = False
@@ -35,75 +43,51 @@ class Turn:
         self._writes: list[Callable[[], None]] = []
         # Whether they did last: then what is written before goes with that.
         self._moves_add_writes = True
+        # The methods of the lists, as each message calls some of them.
+        self.store_later = self._stores.append
+        self.move_later = self._moves.append
+        self.deliver_later = self._deliveries.append
+        self.write_later = self._writes.append
 
     def __repr__(self) -> str:
         return f"<Turn open={self.is_open} moves={len(self._moves)} writes={len(self._writes)}>"
 
-    def store_later(self, store: Callable[[], None]) -> None:
-        """Have messages stored at the end, ahead of all else. That may add moves."""
-        self._stores.append(store)
-
-    def move_later(self, move: Callable[[bool], None]) -> None:
-        """Have messages moved at the end, or by a task if it is called with True: it is late then.
-
-        That may add writes.
-        """
-        self._moves.append(move)
-
-    def deliver_later(self, deliver: Callable[[], None]) -> None:
-        """Have messages delivered at the end, behind all moves, to all who gave credit by then.
-
-        That may add writes.
-        """
-        self._deliveries.append(deliver)
-
-    def write_later(self, write: Callable[[], None]) -> None:
-        """Have a client's output written at the end, behind all deliveries."""
-        self._writes.append(write)
-
     def write_now(self) -> None:
         """Store, deliver and write, without moves, what the end would: the look takes long."""
-        if self._stores:
-            self._store()
-        if self._deliveries:
-            self._deliver()
-        self._write()
-
-    def _store(self) -> None:
-        stores, self._stores = self._stores, []
-        for store in stores:
-            store()
-
-    def _deliver(self) -> None:
-        deliveries, self._deliveries = self._deliveries, []
-        for deliver in deliveries:
-            deliver()
-
-    def _write(self) -> None:
-        writes, self._writes = self._writes, []
-        for write in writes:
-            write()
+        for functions in (self._stores, self._deliveries, self._writes):
+            if functions:
+                _call_all(functions)
 
     def __enter__(self) -> None:
         self.is_open = True
 
     def __exit__(self, *exception: object) -> None:
         if self._stores:
-            self._store()
+            _call_all(self._stores)
         if self._moves or self._deliveries:
             if self._writes and not self._moves_add_writes:
                 # Publishers hear sooner.
-                self._write()
+                _call_all(self._writes)
             writes = len(self._writes)
             ends_s = perf_counter() + _MAX_MOVES_S
             is_late = False
             while self._moves or self._deliveries:  # either may add some of the other
-                moves, self._moves = self._moves, []
+                moves = self._moves[:]
+                self._moves.clear()
                 for move in moves:
                     move(is_late)
                     is_late = is_late or perf_counter() > ends_s
-                self._deliver()
+                if self._deliveries:
+                    _call_all(self._deliveries)
             self._moves_add_writes = len(self._writes) > writes
         self.is_open = False
         if self._writes:
-            self._write()
+            _call_all(self._writes)
+
+
+def _call_all(functions: list[Callable[[], None]]) -> None:
+    """Call functions that are due; what they add comes next time."""
+    due = functions[:]
+    functions.clear()
+    for function in due:
+        function()

@@ -173,7 +173,7 @@ def join_bodies(parts: Sequence[Bodies]) -> Bodies:
     """Return the bodies of all parts, in order: copies in one buffer of their own."""
     data = b"".join([part.joined() for part in parts])
     size = parts[0].size
-    if size and all([part.size == size for part in parts]):
+    if size and {part.size for part in parts} == {size}:
         return StridedBodies(data, 0, size)
     sizes: list[int] = []
     for part in parts:

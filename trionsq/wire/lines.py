@@ -189,15 +189,18 @@ class IncompleteCommand(NamedTuple):
     text: str
 
 
+def fin_id(line: bytes) -> bytes:
+    """Return the id of a FIN; empty if the line looks unusual."""
+    id_ = line[4:-1]
+    return b"" if len(id_) != _ID_BYTES or id_.strip(_HEX) else id_
+
+
 def fin_run(buffer: bytes | bytearray, pos: int) -> list[bytes]:
     """Return the ids of the FINs from ``pos`` on, up to the first that looks unusual."""
     end = len(buffer)
     count, rest = divmod(end - pos, FIN_LINE_BYTES)
     if not rest and 0 < count <= _FIRST_WINDOW:  # mostly there is nothing else
         run = bytes(buffer[pos:])
-        if count == 1:
-            is_fin = run.startswith(b"FIN ") and run.endswith(b"\n")
-            return [run[4:-1]] if is_fin and not run[4:-1].strip(_HEX) else []
         if _all_fins(run, count):
             return run[4:-1].split(b"\nFIN ")
     # The window grows, so that the cost depends on the run and not on the data behind it.

@@ -33,6 +33,7 @@ from trionsq.wire.lines import (
     IncompleteCommand,
     LineTooLong,
     Params,
+    fin_id,
     fin_run,
     parse_deferred,
     parse_message_id,
@@ -216,6 +217,9 @@ class ServerParser:
             and self.state is not ConnectionState.INIT
             and not self.tls_required
         ):
+            if after == len(buffer) and (id_ := fin_id(line)):  # mostly there is nothing else
+                self._pos = after
+                return Finish([id_])
             ids = fin_run(buffer, pos)
             if ids:
                 self._pos = pos + FIN_LINE_BYTES * len(ids)
