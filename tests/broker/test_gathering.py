@@ -47,7 +47,9 @@ def gathering(
     core = TopicState("t", limit, backend or MemoryBackend(), IdSource(1))
     turn, defects = Turn(), list[Exception]()
     clock = Clock(lambda: 0.0, lambda: 10**18)
-    return Gathering(core, clock, turn, defects.append), core, turn, defects
+    it = Gathering(core, clock, turn, defects.append)
+    it._pays = True
+    return it, core, turn, defects
 
 
 def bodies_of(core: TopicState) -> list[list[bytes]]:
@@ -67,6 +69,22 @@ def test_messages_of_a_turn_are_one_batch() -> None:
         it.add_message(one(b"c"))
     assert bodies_of(core) == [[b"a", b"bb"], [b"c"]]
     assert core.message_count == 3
+
+
+def test_a_topic_gathers_when_turns_bring_several_messages() -> None:
+    """It begins with the second one of a turn, and ends with a turn that brought one alone."""
+    it, core, turn, _ = gathering()
+    it._pays = False
+
+    def look(count: int) -> list[bool]:
+        with turn:
+            return [it.add_message(one(b"a")) is not None for _ in range(count)]
+
+    assert [look(1), look(1)] == [[False], [False]]
+    assert look(3) == [False, True, True]
+    assert look(2) == [True, True]
+    assert [look(1), look(1)] == [[True], [False]]
+    assert core.message_count == 5  # the others are published by who asked
 
 
 def test_outside_of_a_turn_nothing_gathers() -> None:

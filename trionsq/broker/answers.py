@@ -6,7 +6,6 @@ in the order of the commands. Messages and heartbeats do not wait for them.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -73,7 +72,8 @@ class OwedAnswers:
         self.error: ProtocolError | None = None
         self._write = write
         self._refuse = refuse
-        self._answers: deque[OwedAnswer] = deque()
+        # A list: a connection that waits for each answer makes one for each.
+        self._answers: list[OwedAnswer] = []
         self._answer_nbytes = self._body_nbytes = 0
         # The round that was asked last to call back; most answers wait for the same one.
         self._asked: Round | None = None
@@ -127,16 +127,20 @@ class OwedAnswers:
         """Write the answers up to the first publish that is not safe."""
         answers = self._answers
         released: list[bytes] = []
-        while answers and answers[0].round.is_done:
-            first = answers.popleft()
+        for first in answers:
+            if not first.round.is_done:
+                break
             if first.round.error is not None:
-                answers.clear()
                 text = f"{first.command} failed {first.round.error}"
                 self.error = ProtocolError(f"E_{first.command}_FAILED", text)
                 break
             released.append(first.answer)
             self._answer_nbytes -= len(first.answer)
             self._body_nbytes -= first.body_nbytes
+        if self.error is None:
+            del answers[: len(released)]
+        else:
+            answers.clear()
         if released:
             self._write(b"".join(released), not answers and self.error is None)
         if self.error is not None:

@@ -22,10 +22,12 @@ _MAX_BODY_BYTES: Final = 2048
 class Gathering:
     """The messages of one topic. To be published before anything else happens to its queue.
 
-    They are sure to find room in memory, or go to a log, whose round says what became of them.
+    They are sure to find room in memory, or go to a log, whose round says what became of them. A
+    topic of which most turns bring one message gathers none.
     """
 
-    __slots__ = ("_bodies", "_clock", "_core", "_failed", "_room", "_round", "_turn")
+    __slots__ = ("_bodies", "_clock", "_core", "_failed", "_last_turn", "_pays", "_room", "_round",
+                 "_turn")  # fmt: skip
 
     def __init__(
         self, core: TopicState, clock: Clock, turn: Turn, failed: Callable[[Exception], None]
@@ -36,6 +38,9 @@ class Gathering:
         self._turn = turn
         self._failed = failed
         self._bodies: list[Bodies] = []
+        # Whether several messages came in a turn of late, and the number of the last turn.
+        self._pays = False
+        self._last_turn = 0
         # Messages for which there is room, and the round of all of them.
         self._room = 0
         self._round = STORED
@@ -45,9 +50,15 @@ class Gathering:
 
     def add_message(self, bodies: Bodies) -> Round | None:
         """Take one message, and return its round; None if it has to be published alone."""
-        if not self._turn.is_open or bodies.nbytes > _MAX_BODY_BYTES:
+        turn = self._turn
+        if not turn.is_open or bodies.nbytes > _MAX_BODY_BYTES:
             return None
         if not self._bodies:
+            if not self._pays:
+                last_turn, self._last_turn = self._last_turn, turn.number
+                if last_turn != turn.number:
+                    return None
+                self._pays = True
             if not self._begin():
                 return None
         elif len(self._bodies) >= self._room:
@@ -80,6 +91,7 @@ class Gathering:
         if not parts:
             return
         self._bodies = []
+        self._pays = len(parts) > 1
         gathered = self._round
         try:
             bodies = parts[0] if len(parts) == 1 else join_bodies(parts)

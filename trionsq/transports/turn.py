@@ -23,6 +23,7 @@ class Turn:
 
     Attributes:
         is_open: whether there is a look now.
+        number: of the newest look; 0 before the first one.
         store_later: has messages stored at the end, ahead of all else. That may add moves.
         move_later: has messages moved at the end, or by a task if the function is called with True:
             it is late then. That may add writes.
@@ -33,10 +34,12 @@ class Turn:
     """
 
     __slots__ = ("_deliveries", "_moves", "_moves_add_writes", "_stores", "_writes",
-                 "deliver_later", "is_open", "move_later", "store_later", "write_later")  # fmt: skip
+                 "deliver_later", "is_open", "move_later", "number", "store_later",
+                 "write_later")  # fmt: skip
 
     def __init__(self) -> None:
         self.is_open = False
+        self.number = 0
         self._stores: list[Callable[[], None]] = []
         self._moves: list[Callable[[bool], None]] = []
         self._deliveries: list[Callable[[], None]] = []
@@ -60,6 +63,7 @@ class Turn:
 
     def __enter__(self) -> None:
         self.is_open = True
+        self.number += 1
 
     def __exit__(self, *exception: object) -> None:
         if self._stores:
