@@ -20,7 +20,6 @@ __all__ = ["accept_keys"]
 
 # Commands, and the number of their parameters without a key.
 _PARAMETERS: Final = {b"PUB": 1, b"MPUB": 1, b"DPUB": 2}
-_FIELD: Final = 4
 # A key and an epoch.
 Key = tuple[bytes, bytes]
 
@@ -58,12 +57,10 @@ class _KeyedParser(ServerParser):
 
     def _pub_once(self, params: Params, line: bytes, key: Key) -> Event | None:
         topic = valid_name(params[1], "E_BAD_TOPIC", "PUB topic name")
-        if not self._message_is_there(line, "PUB"):
+        message = self._message(line, "PUB")
+        if message is None:
             return None
-        start = self._pos + _FIELD
-        size = int.from_bytes(self._buffer[self._pos : start])
-        bodies = ListBodies([self._pop_body(start, size)])
-        return PublishOnce("PUB", topic, key[0], 0, bodies, key[1])
+        return PublishOnce("PUB", topic, key[0], 0, ListBodies([message]), key[1])
 
     def _dpub_once(self, params: Params, line: bytes, key: Key) -> Event | None:
         event = self._dpub(params, line)

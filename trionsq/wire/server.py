@@ -212,25 +212,21 @@ class ServerParser:
         """Handle the command whose line is ``buffer[pos:after]``; `_NOTHING` if it has no event."""
         self.commands += 1
         line = bytes(buffer[pos:after])
-        if (
-            line.startswith(b"FIN ")
-            and self.state is not ConnectionState.INIT
-            and not self.tls_required
-        ):
-            if after == len(buffer) and (id_ := fin_id(line)):  # mostly there is nothing else
-                self._pos = after
-                return Finish([id_])
-            ids = fin_run(buffer, pos)
-            if ids:
-                self._pos = pos + FIN_LINE_BYTES * len(ids)
-                return Finish(ids)
-        if line.startswith(b"PUB ") and not self.tls_required:
-            self._pos = after  # it is allowed in any state
-            publish = self._pub((), line)
-            if publish is None:
-                self._pos = pos
-                self._trim_buffer()
-            return publish
+        if not self.tls_required:
+            if line.startswith(b"FIN ") and self.state is not ConnectionState.INIT:
+                if after == len(buffer) and (id_ := fin_id(line)):  # mostly there is nothing else
+                    self._pos = after
+                    return Finish([id_])
+                if ids := fin_run(buffer, pos):
+                    self._pos = pos + FIN_LINE_BYTES * len(ids)
+                    return Finish(ids)
+            elif line.startswith(b"PUB "):
+                self._pos = after  # it is allowed in any state
+                publish = self._pub((), line)
+                if publish is None:
+                    self._pos = pos
+                    self._trim_buffer()
+                return publish
         params = split_line(line)
         name = params[0]
         if self.tls_required and name != b"IDENTIFY":
@@ -238,9 +234,8 @@ class ServerParser:
             raise ProtocolError("E_INVALID", text)
         state = self._allowed.get(name)
         if state is None:
-            if name in COMMANDS:
-                raise ProtocolError("E_INVALID", b"cannot %b in current state" % name)
-            raise ProtocolError("E_INVALID", b"invalid command " + name)
+            text = b"cannot %b in current state" if name in COMMANDS else b"invalid command %b"
+            raise ProtocolError("E_INVALID", text % name)
         self._pos = after
         event = _HANDLERS[name](self, params, line)
         if self._waiting is not None:
@@ -253,31 +248,41 @@ class ServerParser:
 
     # Each handler finds self._pos after the line. It moves it over the body, or sets self._waiting.
 
-    def _pop_body(self, start: int, size: int) -> bytes:
+    def _body_size(self, line: bytes, command: str, code: str, limit: int) -> int | None:
+        """Return the size of the body behind a line, in bytes; None if it is not there yet."""
+        what = "message body" if code == "E_BAD_MESSAGE" else "body"
+        there = len(self._buffer) - self._pos - _FIELD
+        self._waiting = None
+        if there < 0:
+            self._wait(line, 0, code, f"{command} failed to read {what} size")
+            return None
+        (size,) = _INT32.unpack_from(self._buffer, self._pos)
+        if size <= 0:
+            raise ProtocolError(code, f"{command} invalid {what} size {size}")
+        if size > limit:
+            raise ProtocolError(code, f"{command} {what.split()[0]} too big {size} > {limit}")
+        if there < size:
+            self._wait(line, size, code, f"{command} failed to read {what}")
+            return None
+        return int(size)
+
+    def _wait(self, line: bytes, size: int, code: str, text: str) -> None:
+        self._waiting = IncompleteCommand(len(line) + _FIELD + size, code, text)
+
+    def _body(self, line: bytes, command: str, code: str, limit: int) -> bytes | None:
+        """Return the body behind a line; None if it is not there yet."""
+        size = self._body_size(line, command, code, limit)
+        if size is None:
+            return None
+        start = self._pos + _FIELD
         self._pos = start + size
         return bytes(self._buffer[start : start + size])
 
-    def _wait(self, line: bytes, more: int, code: str, text: str) -> None:
-        self._waiting = IncompleteCommand(len(line) + more, code, text)
-
     def _sized(self, line: bytes, command: str) -> bytes | None:
-        """The body of IDENTIFY or AUTH."""
-        buffer, pos = self._buffer, self._pos
-        there = len(buffer) - pos
-        self._waiting = None
-        if there < _FIELD:
-            self._wait(line, _FIELD, "E_BAD_BODY", f"{command} failed to read body size")
-            return None
-        (size,) = _INT32.unpack_from(buffer, pos)
-        limit = self._limits.max_body_size
-        if size > limit:
-            raise ProtocolError("E_BAD_BODY", f"{command} body too big {size} > {limit}")
-        if size <= 0:
-            raise ProtocolError("E_BAD_BODY", f"{command} invalid body size {size}")
-        if there < _FIELD + size:
-            self._wait(line, _FIELD + size, "E_BAD_BODY", f"{command} failed to read body")
-            return None
-        return self._pop_body(pos + _FIELD, size)
+        return self._body(line, command, "E_BAD_BODY", self._limits.max_body_size)
+
+    def _message(self, line: bytes, command: str) -> bytes | None:
+        return self._body(line, command, "E_BAD_MESSAGE", self._limits.max_msg_size)
 
     def _identify(self, params: Params, line: bytes) -> Event | None:
         body = self._sized(line, "IDENTIFY")
@@ -326,38 +331,15 @@ class ServerParser:
             self._waiting = None
             self._pos = len(buffer)
             return Publish(topic, StridedBodies(bytes(buffer[pos:]), _FIELD, there))
-        if not self._message_is_there(line, "PUB"):
+        if self._body_size(line, "PUB", "E_BAD_MESSAGE", limit) is None:
             return None
         bodies, self._pos = pub_run(buffer, pos - len(line), line, limit)
         return Publish(topic, bodies)
 
     def _dpub(self, params: Params, line: bytes) -> Event | None:
         topic, delay_ms = parse_deferred(params, self._limits.max_defer_timeout_ms)
-        if not self._message_is_there(line, "DPUB"):
-            return None
-        (size,) = _INT32.unpack_from(self._buffer, self._pos)
-        bodies = ListBodies([self._pop_body(self._pos + _FIELD, size)])
-        return PublishDeferred(topic, delay_ms, bodies)
-
-    def _message_is_there(self, line: bytes, command: str) -> bool:
-        buffer, pos = self._buffer, self._pos
-        there = len(buffer) - pos
-        self._waiting = None
-        if there < _FIELD:
-            text = "failed to read message body size"
-            self._wait(line, _FIELD, "E_BAD_MESSAGE", f"{command} {text}")
-            return False
-        (size,) = _INT32.unpack_from(buffer, pos)
-        limit = self._limits.max_msg_size
-        if size <= 0:
-            raise ProtocolError("E_BAD_MESSAGE", f"{command} invalid message body size {size}")
-        if size > limit:
-            raise ProtocolError("E_BAD_MESSAGE", f"{command} message too big {size} > {limit}")
-        if there < _FIELD + size:
-            text = f"{command} failed to read message body"
-            self._wait(line, _FIELD + size, "E_BAD_MESSAGE", text)
-            return False
-        return True
+        message = self._message(line, "DPUB")
+        return None if message is None else PublishDeferred(topic, delay_ms, ListBodies([message]))
 
     def _mpub_line(self, params: Params, line: bytes) -> Event | None:
         if len(params) < 2:
