@@ -330,6 +330,8 @@ class SimulatedFile:
         self._perform("write", write, tear)
 
     def write_durably(self, data: bytes, offset: int, room: int = 0) -> None:
+        if not data:
+            raise ValueError(f"nothing to make durable: {self.path}")
         content = self.content
         self.write(data + bytes(room), offset)
         self._perform("sync", content.mark_newest_durable, content.mark_newest_uncertain)

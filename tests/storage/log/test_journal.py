@@ -235,6 +235,18 @@ def test_a_segment_that_fails_refuses_its_topic_alone() -> None:
     assert stored(node.disk.after_power_loss()) == {b"at0", b"at2", b"at3"}
 
 
+def test_a_round_that_no_segment_takes_leaves_the_journal_alone() -> None:
+    """There is nothing to make durable."""
+    node = Node(3)
+    node.publish(b"safe")
+    node.disk.fail(errno.ENOSPC, forever=True, only=["write"], name="*")
+    assert all(one.error for one in node.publish(b"refused"))
+    node.disk.heal()
+    assert node.jobs.defects.count == 0
+    assert not any(one.error for one in node.publish(b"new"))
+    assert stored(node.disk.after_power_loss()) == expected(3, b"safe", b"new")
+
+
 def test_a_stop_leaves_no_journal() -> None:
     """When all segments are synced nobody needs it."""
     node = Node(3)

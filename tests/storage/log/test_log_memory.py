@@ -69,7 +69,7 @@ def test_what_was_read_goes_with_who_asked_for_it() -> None:
     for body in (b"a", b"b"):
         publish(node, body)
         node.jobs.run_all()
-    reader = LogReader(node.node, "t")
+    reader = LogReader(node.node, "t", lambda: None)
     blocks: list[Block] = []
     reads: list[RangesRead] = []
     reader.read_block(node.log.segments, 0, 2, None, blocks.append)

@@ -215,6 +215,33 @@ def test_what_was_acknowledged_survives_a_kill_while_it_is_written_again() -> No
     assert at > 5
 
 
+def test_what_counts_and_is_in_no_segment_is_waited_for() -> None:
+    """Two writes have failed, and the cache has let go: who reads it waits for the next write."""
+    node = Node("interval")
+    log = node.log
+    publish(node, b"a")
+    node.jobs.run_all()
+    node.disk.fail(errno.EIO, only=["write"])
+    node.disk.fail(errno.EIO, at=2, only=["write"])
+    assert publish(node, b"b") is not None
+    node.jobs.run_all()
+    log.cache.clear()
+    reads: list[RangesRead] = []
+    log.read_ranges([MessageRange(0, 1, 0)], reads.append)
+    for _ in range(3):
+        assert log.read(10, 1000) is None
+        node.jobs.run_all()
+    assert (log.depth, log.dropped.total(), reads) == (1, 0, [])
+    node.node.retry()
+    node.jobs.run_all()
+    node.node.retry()  # the reads, which began before the write had ended
+    node.jobs.run_all()
+    segment = log.read(10, 1000)
+    assert segment is not None
+    assert segment.batch.bodies.slice(0, 1) == [b"a"]
+    assert [(len(read.segments), read.lost) for read in reads] == [(1, 0)]
+
+
 def test_a_kill_and_then_a_power_cut_take_nothing() -> None:
     """What a kill leaves in the page cache only, the next start makes durable."""
     node = Node("interval")

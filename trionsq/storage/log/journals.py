@@ -58,7 +58,10 @@ class JournaledLog(Protocol):
     """A log, as a journal sees it."""
 
     def is_synced_to(self, sequence: int) -> bool:
-        """Return whether what counts before a sequence is durable in its segments."""
+        """Return whether what counts before a sequence is durable in its segments, or not needed.
+
+        It is not needed if the log is deleted, once the state says so.
+        """
 
 
 _Log = TypeVar("_Log", bound=JournaledLog)
@@ -147,8 +150,11 @@ class Journals(Generic[_Log]):
     def __repr__(self) -> str:
         return f"<Journals {self._present and self._present.name} old={len(self._old)}>"
 
-    def write(self, jobs: Sequence[RoundJob[_Log]]) -> None:
-        """Write rounds, and make durable those that have to be. Errors are in the jobs."""
+    def write(self, jobs: Sequence[RoundJob[_Log]], *, may_drop: bool) -> None:
+        """Write rounds, and make durable those that have to be. Errors are in the jobs.
+
+        ``may_drop``: journals that are not needed may go, as the state has all changes.
+        """
         self._used = None
         shared = [job for job in jobs if job.may_be_shared]
         nbytes = sum(job.nbytes for job in shared)
@@ -162,12 +168,15 @@ class Journals(Generic[_Log]):
             self._share(shared)
         for job in jobs:
             job.finish()
-        self._drop_old()
+        if may_drop:
+            self._drop_old()
 
     def _share(self, jobs: Sequence[RoundJob[_Log]]) -> None:
         pieces: list[JournalPiece] = []
         for job in jobs:
             pieces += job.append()
+        if not pieces:
+            return  # no segment took anything
         try:
             journal = self._present or self._begin()
             self._began_s = time.perf_counter()
@@ -261,6 +270,8 @@ class Journals(Generic[_Log]):
         name = journal_name(max(numbers, default=0) + 1)
         salt = secrets.randbits(32)
         if self._has_spare:
+            # Its old name may come back in a power cut, but not with half a header.
+            disk.sync_folder()
             file = disk.open(SPARE_JOURNAL)
         else:
             with suppress(FileNotFoundError):
@@ -296,8 +307,8 @@ class Journals(Generic[_Log]):
             if self._has_spare or journal.offset < self._max_bytes:
                 self._disk.unlink(journal.name)
             else:
-                # Its blocks are there already. If a power cut brings the old name back, its header
-                # is whole in one of two copies, and what it has changes nothing.
+                # Its blocks are there already. If a power cut brings the old name back, what it
+                # has changes nothing.
                 self._disk.rename(journal.name, SPARE_JOURNAL)
                 self._has_spare = True
         except OSError as error:

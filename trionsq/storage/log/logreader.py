@@ -52,11 +52,22 @@ class ReadHost(Protocol):
 
 
 class LogReader:
-    """Reads the log of one topic. All calls return at once."""
+    """Reads the log of one topic. All calls return at once.
 
-    def __init__(self, node: ReadHost, name: str) -> None:
+    What counts may be in no segment for a while, if the disk has failed twice. It is not lost, so
+    who reads it waits.
+    """
+
+    def __init__(
+        self, node: ReadHost, name: str, unwritten_from: Callable[[], int | None]
+    ) -> None:
+        """``unwritten_from`` returns the first message that is in no segment, None if all are.
+
+        It changes before the segments become shorter, and after there are new ones.
+        """
         self._node = node
         self._name = name
+        self._unwritten_from = unwritten_from
 
     def read_block(
         self,
@@ -71,11 +82,25 @@ class LogReader:
         max_bytes, disk = self._node.block_bytes(), self._node.disk
         used: list[SegmentFile] = []
 
-        def job() -> None:
+        def read(limit: int | None) -> bool:
             used[:] = segments
-            blocks[:] = [read_block(disk, used, sequence, max_bytes, end, place)]
+            blocks.clear()
+            if limit is not None and limit <= sequence:
+                return False
+            stop = end if limit is None else min(end, limit)
+            block = Block(end=stop)
+            if used:
+                block = read_block(disk, used, sequence, max_bytes, stop, place)
+            blocks[:] = [block]
+            return True
+
+        def job() -> None:
+            self._read_written(read)
 
         def finished(error: Exception | None) -> None:
+            if error is None and not blocks:
+                self._node.retry_read(job, finished)
+                return
             self._node.report_error(self._name, error)
             if error is not None:
                 # The disk may give them later.
@@ -90,7 +115,7 @@ class LogReader:
                 self._node.report_damage(self._name, block.damage)
             done(block)
 
-        if not segments:
+        if not segments and self._unwritten_from() is None:
             done(Block(end=end))
             return
         self._node.submit_job(job, finished)
@@ -107,11 +132,23 @@ class LogReader:
         most_bytes = _BLOCKS_A_READ * max_bytes
         used: list[SegmentFile] = []
 
-        def job() -> None:
+        def read(limit: int | None) -> bool:
             used[:] = segments
-            found[:] = [read_ranges(disk, used, ranges, max_bytes, most_bytes)]
+            found.clear()
+            written = [one for one in ranges if limit is None or one.sequence + one.count <= limit]
+            if not written:
+                return False
+            found[:] = [read_ranges(disk, used, written, max_bytes, most_bytes)]
+            found[0].unread += sorted(set(ranges).difference(written))
+            return True
+
+        def job() -> None:
+            self._read_written(read)
 
         def finished(error: Exception | None) -> None:
+            if error is None and not found:
+                self._node.retry_read(job, finished)
+                return
             self._node.report_error(self._name, error)
             if error is not None:
                 self._node.retry_read(job, finished)
@@ -126,3 +163,14 @@ class LogReader:
             done(read)
 
         self._node.submit_job(job, finished)
+
+    def _read_written(self, read: Callable[[int | None], bool]) -> None:
+        """Call ``read`` with the first message that it cannot find yet, until that was right.
+
+        It returns whether it can find any.
+        """
+        limit = self._unwritten_from()
+        while read(limit):
+            before, limit = limit, self._unwritten_from()
+            if limit in (None, before):
+                break

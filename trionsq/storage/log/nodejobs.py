@@ -253,7 +253,8 @@ class NodeJobs:
         logs = {one.log for one in job.rounds}
         unwritten = self._journals.pop_unwritten()
         job.rounds += [log_.new_round() for log_ in unwritten if log_ not in logs]
-        self._journals.write([one for one in job.rounds if one.error is None])
+        rounds = [one for one in job.rounds if one.error is None]
+        self._journals.write(rounds, may_drop=job.failure is None)
         job.logs_to_sync = self._journals.logs_to_sync()
 
     def _end_write(self, job: NodeJob, error: Exception | None) -> None:

@@ -67,6 +67,7 @@ class RoundJob(Generic[_Log]):
         written: the messages as the log has them.
         begun: segments that were begun.
         ends: where segments end now.
+        unwritten_from: as that of `SegmentWriter`, now.
         error: why it failed.
     """
 
@@ -76,6 +77,7 @@ class RoundJob(Generic[_Log]):
     written: Sequence[MessageBatch] = ()
     begun: Sequence[SegmentFile] = ()
     ends: Sequence[tuple[SegmentFile, int]] = ()
+    unwritten_from: int | None = None
     error: Exception | None = None
     # It has to be durable; alone: in its segment, with all before it.
     _sync = _alone = False
@@ -187,6 +189,7 @@ class RoundJob(Generic[_Log]):
     def finish(self) -> None:
         """Note where the segments end now."""
         self.begun, self.ends = self._writer.pop_changes()
+        self.unwritten_from = self._writer.unwritten_from
 
 
 def finish_round(round_: Round, host: ReadHost, error: str | None = None) -> None:

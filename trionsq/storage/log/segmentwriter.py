@@ -98,6 +98,11 @@ class SegmentWriter:
         return bool(self._unsynced)
 
     @property
+    def unwritten_from(self) -> int | None:
+        """The first message that counts and is in no segment; None if there is none."""
+        return sequences_of(self._unsynced[0])[0] if self._is_behind else None
+
+    @property
     def unsynced_nbytes(self) -> int:
         """Bytes that are written and not durable yet."""
         return self._offset - self._synced

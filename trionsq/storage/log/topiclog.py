@@ -104,7 +104,8 @@ class TopicLog:
         self._unsafe_nbytes = 0
         # What is being handed on, when it had to be read.
         self._reader: TopicReader | None = None
-        self._disk_reader = LogReader(node, name)
+        self._unwritten_from: int | None = None
+        self._disk_reader = LogReader(node, name, lambda: self._unwritten_from)
 
     def __repr__(self) -> str:
         return f"<TopicLog {self.name} {self.number} frontier={self.frontier} end={self.end}>"
@@ -161,10 +162,13 @@ class TopicLog:
     def end_round(self, job: RoundJob[TopicLog]) -> None:
         """Take over what a job did, in the event loop."""
         self._unsafe_nbytes -= job.nbytes + _MESSAGE_BYTES * job.count
+        if job.unwritten_from is not None:  # before the ends: a job may be reading
+            self._unwritten_from = job.unwritten_from
         if job.begun:
             add_begun(self.segments, job.begun)
         for segment, end in job.ends:
             segment.end = end
+        self._unwritten_from = job.unwritten_from
         self._node.report_error(self.name, job.error)
         self._node.note_unsynced(self)
         if job.error is None:
@@ -347,8 +351,8 @@ class TopicLog:
         self._writer.close()
 
     def is_synced_to(self, sequence: int) -> bool:
-        """Return whether what counts before a sequence is durable in the segments."""
-        return self._writer.is_synced_to(sequence)
+        """Return whether what counts before a sequence is durable in the segments, or not needed."""
+        return self.is_deleted or self._writer.is_synced_to(sequence)
 
     @property
     def has_unsynced(self) -> bool:
