@@ -29,6 +29,7 @@ from trionsq.storage.log.opening import open_logs
 from trionsq.storage.log.replay import replay_journals
 from trionsq.storage.log.rows import StateError, UpdateTopic
 from trionsq.storage.log.state import STATE_FILE
+from trionsq.storage.log.topiclog import TopicLog
 from trionsq.testing.background import HeldBackground
 from trionsq.testing.disk import Crashed, SimulatedDisk
 from trionsq.testing.logstate import MemoryState
@@ -174,6 +175,41 @@ def test_a_power_cut_at_any_operation_of_a_journal_is_no_damage() -> None:
     assert at > 40
 
 
+def test_a_journal_is_used_again_when_its_old_name_is_surely_gone() -> None:
+    """Else a power cut would bring that back, with half of the new header."""
+    node = Node(4, journal_bytes=900)
+    gone = ("rename", f"{journal_name(1)} -> {SPARE_JOURNAL}")
+    while gone not in node.disk.log:
+        node.publish(bytes(200))
+    at = node.disk.log.index(gone)
+    while ("open", SPARE_JOURNAL) not in node.disk.log[at:]:
+        node.publish(bytes(200))
+    again = node.disk.log.index(("write", SPARE_JOURNAL), at)
+    assert ("sync_folder", "") in node.disk.log[at:again]
+
+
+def test_a_deleted_topic_whose_deletion_fails_makes_no_work() -> None:
+    """A full journal does not wait for it; it goes when the state says that it is deleted."""
+    node = Node(4, journal_bytes=900)
+    log = node.topics[3].store.backend
+    assert isinstance(log, TopicLog)
+    for topic in node.topics:
+        topic.publish(ListBodies([bytes(300)]), NOW_NS)
+    while not journals(node.disk) or not log.has_unsynced:
+        node.jobs.run_one()
+    node.disk.fail(errno.EIO, forever=True, name=f"{STATE_FILE}*")
+    log.delete()
+    at = node.jobs.submitted
+    node.jobs.run_all()
+    assert node.jobs.submitted < at + 10
+    assert journals(node.disk)
+    node.disk.heal()
+    for _ in range(3):
+        node.publish(b"x", topics=3)
+    assert stored(node.disk.after_power_loss()) >= {b"xt0", b"xt1", b"xt2"}
+    assert journal_name(1) not in node.disk.files()
+
+
 def test_a_power_cut_at_any_operation_of_a_start_takes_nothing() -> None:
     """A journal goes when the segments have all of it, durably."""
     at, has_ended = 0, False
@@ -238,8 +274,9 @@ def test_a_segment_that_fails_refuses_its_topic_alone() -> None:
 def test_a_round_that_no_segment_takes_leaves_the_journal_alone() -> None:
     """There is nothing to make durable."""
     node = Node(3)
+    node.jobs.writes_directly = False
     node.publish(b"safe")
-    node.disk.fail(errno.ENOSPC, forever=True, only=["write"], name="*")
+    node.disk.fail(errno.ENOSPC, forever=True, only=["write"], name="*.log.*")
     assert all(one.error for one in node.publish(b"refused"))
     node.disk.heal()
     assert node.jobs.defects.count == 0

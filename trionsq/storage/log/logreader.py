@@ -58,9 +58,7 @@ class LogReader:
     who reads it waits.
     """
 
-    def __init__(
-        self, node: ReadHost, name: str, unwritten_from: Callable[[], int | None]
-    ) -> None:
+    def __init__(self, node: ReadHost, name: str, unwritten_from: Callable[[], int | None]) -> None:
         """``unwritten_from`` returns the first message that is in no segment, None if all are.
 
         It changes before the segments become shorter, and after there are new ones.

@@ -351,7 +351,7 @@ class TopicLog:
         self._writer.close()
 
     def is_synced_to(self, sequence: int) -> bool:
-        """Return whether what counts before a sequence is durable in the segments, or not needed."""
+        """Return whether what counts before a sequence is durable in the segments, or no matter."""
         return self.is_deleted or self._writer.is_synced_to(sequence)
 
     @property
