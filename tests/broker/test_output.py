@@ -181,7 +181,7 @@ async def test_replies_of_a_turn_are_one_write_in_their_order() -> None:
             return True
 
     output, turn = NotedOutput(memory_connection()[1]), Turn()
-    pump = MessagePump(output, 10.0, turn, sent.append)
+    pump = MessagePump(output, 10.0, turn, lambda error: None)
     channel = ChannelState("c", 10, MemoryBackend(), Random(1))
     channel.add_subscription(pump.subscription)
     with turn:
