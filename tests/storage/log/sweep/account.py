@@ -194,7 +194,7 @@ class ChannelAccount:
             if message.sequence >= end or entry is None:
                 continue
             if not is_sure:
-                entry.place, entry.due_ns = Place.POSSIBLE, 0
+                self.put(message, Place.POSSIBLE)  # a commit of before says nothing of it
             elif message.sequence < first:
                 if entry.place is not Place.GONE:
                     entry.place = Place.FINISHED
