@@ -46,7 +46,7 @@ from trionsq.storage.log.rows import (
     UpdateChannel,
     UpdateTopic,
 )
-from trionsq.storage.log.segmentfile import SegmentFile
+from trionsq.storage.log.segmentfile import SegmentFile, write_again
 from trionsq.storage.log.segments import read_header, scan_segment
 from trionsq.storage.log.topiclog import TopicLog
 
@@ -375,8 +375,7 @@ def _scan_tail(
             if at + 1 == len(segments):
                 # Of the others the next one says where they end: what is bad there is damage.
                 segment.end, segment.last = scan.end, tail.last
-                # What a kill left in the page cache is handed out now, so it has to last.
-                file.sync()
+                write_again(file, start, scan.end)
             elif (
                 not (scan.damage or scan.torn)
                 and segments[at + 1].header.previous_end == segment.end

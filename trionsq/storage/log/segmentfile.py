@@ -21,11 +21,13 @@ __all__ = [
     "open_segment",
     "sequences_of",
     "size_with_room",
+    "write_again",
     "write_with_room",
 ]
 
 _MAX_ROOM_BYTES: Final = 1 << 20
 _BLOCK_BYTES: Final = 4096
+_REWRITE_BYTES: Final = 1 << 20
 
 
 @dataclass(slots=True, eq=False)
@@ -182,3 +184,17 @@ def write_with_room(file: DiskFile, data: bytes, room: int, offset: int) -> int:
         file.write(data, offset)
         return 0
     return room
+
+
+def write_again(file: DiskFile, start: int, end: int) -> None:
+    """Make durable what a kill may have left in the page cache alone: it is handed out now.
+
+    It is written again: after an fsync that failed a later one proves nothing.
+    """
+    while start < end:
+        data = file.read(min(end - start, _REWRITE_BYTES), start)
+        if not data:
+            break
+        file.write(data, start)
+        start += len(data)
+    file.sync()
