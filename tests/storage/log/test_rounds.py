@@ -273,6 +273,18 @@ def test_what_a_failed_fsync_left_is_written_again_by_a_start() -> None:
         assert bodies_after(disk.after_power_loss()) == [b"a", b"b"]
 
 
+def test_deferred_messages_that_a_gap_took_are_in_no_depth_twice() -> None:
+    """What the state knows as skipped may be a gap by the start."""
+    node = Node()
+    publish(node, b"a", b"b")
+    node.jobs.run_all()
+    node.log.read(10, 1000)
+    cursor = node.node.new_cursor(node.log, "c", 0)
+    assert cursor.depth == 2
+    cursor.load([MessageRange(0, 1, 1)], skipped=5)
+    assert (cursor.depth, cursor.check()) == (1, None)
+
+
 def bodies_after(disk: SimulatedDisk) -> list[bytes]:
     """Start on a disk; return what the topic has."""
     return read_all(*start(disk))

@@ -379,7 +379,8 @@ class Cursor:
         count = sum(one.count for one in returned)
         self._returned.extend(returned)
         self._returned_count += count
-        self.depth += count - skipped
+        # Of those that were in `held` some may be gaps by now.
+        self.depth += count - min(skipped, self.depth)
 
     @property
     def skipped(self) -> int:
