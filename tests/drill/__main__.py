@@ -12,8 +12,9 @@ import random
 import shutil
 import sys
 import tempfile
+import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def _run(
     try:
         judgement = trio.run(drill, plan, folder)
     except Exception as error:  # told as this seed's failure; the other runs go on
-        judgement = Judgement(Counter(), tuple(_causes(error)))
+        judgement = Judgement(Counter(), ("".join(traceback.format_exception(error)),))
     how = "WRONG" if judgement.faults else "good"
     flags = " ".join(plan.flags)
     print(
@@ -96,15 +97,6 @@ def _run(
     )
     sys.stdout.flush()
     return judgement
-
-
-def _causes(error: BaseException) -> Iterator[str]:
-    """What went wrong, without the groups that nurseries put around it."""
-    if isinstance(error, BaseExceptionGroup):
-        for one in error.exceptions:
-            yield from _causes(one)
-    else:
-        yield repr(error)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 import subprocess
 from collections import Counter
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -75,7 +76,7 @@ class _Run:
         """Run it."""
         kind, account = self._kind, self._account
         began_s = trio.current_time()
-        async with running_nsqd(self._folder, self._plan.flags) as nsqd:
+        async with self._running() as nsqd:
             self._start_s = trio.current_time() - began_s
             await self._create_channels(nsqd)
             await self._load(nsqd)
@@ -88,7 +89,7 @@ class _Run:
                 await self._start_in_vain()
             if kind.idle_end is signal.SIGKILL:
                 self._note_idle_kills(backlogs)
-            async with running_nsqd(self._folder, self._plan.flags) as nsqd:
+            async with self._running() as nsqd:
                 account.restarted()
                 if kind.is_clean:
                     await self._check_paused(nsqd)
@@ -98,6 +99,16 @@ class _Run:
             self._faults += _left_on_disk(self._folder)
         judgement = judge(account, is_clean=kind.is_clean, keeps_delays=self._keeps_delays)
         return Judgement(judgement.counts, (*judgement.faults, *self._faults))
+
+    @asynccontextmanager
+    async def _running(self) -> AsyncIterator[NsqdProcess]:
+        """An nsqd with the folder; what breaks the run carries the end of its log."""
+        async with running_nsqd(self._folder, self._plan.flags) as nsqd:
+            try:
+                yield nsqd
+            except Exception as error:
+                error.add_note(f"exit code {nsqd.process.poll()}, log:\n{nsqd.log_tail()}")
+                raise
 
     async def _create_channels(self, nsqd: NsqdProcess) -> None:
         """Every channel is there before the first message, and so is owed every message."""

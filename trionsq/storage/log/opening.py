@@ -375,7 +375,8 @@ def _scan_tail(
             if at + 1 == len(segments):
                 # Of the others the next one says where they end: what is bad there is damage.
                 segment.end, segment.last = scan.end, tail.last
-                write_again(file, start, scan.end)
+                if not write_again(file, start, scan.end):
+                    log.warning("LOG: %s: no space to write its end again", segment.name)
             elif (
                 not (scan.damage or scan.torn)
                 and segments[at + 1].header.previous_end == segment.end

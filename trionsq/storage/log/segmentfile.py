@@ -186,15 +186,23 @@ def write_with_room(file: DiskFile, data: bytes, room: int, offset: int) -> int:
     return room
 
 
-def write_again(file: DiskFile, start: int, end: int) -> None:
+def write_again(file: DiskFile, start: int, end: int) -> bool:
     """Make durable what a kill may have left in the page cache alone: it is handed out now.
 
-    It is written again: after an fsync that failed a later one proves nothing.
+    It is written again: after an fsync that failed a later one proves nothing. False: the disk has
+    no space for that, which some file systems need; the fsync has to do.
+
+    Raises:
+        OSError: of another kind.
     """
-    while start < end:
-        data = file.read(min(end - start, _REWRITE_BYTES), start)
-        if not data:
-            break
-        file.write(data, start)
-        start += len(data)
+    is_written = True
+    try:
+        while start < end and (data := file.read(min(end - start, _REWRITE_BYTES), start)):
+            file.write(data, start)
+            start += len(data)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        is_written = False
     file.sync()
+    return is_written
