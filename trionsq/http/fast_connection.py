@@ -52,26 +52,10 @@ class FastConnection:
         transport: the connection itself.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_at",
-        "_buffer",
-        "_checks_hosts",
-        "_closing",
-        "_ending",
-        "_expired",
-        "_expires_s",
-        "_fast_path",
-        "_hands_over",
-        "_need",
-        "_out",
-        "_pace",
-        "_scope",
-        "_unsafe",
-        "_wait",
-        "_wait_began",
-        "transport",
-    )
+    __slots__ = ("__weakref__", "_at", "_buffer", "_checks_hosts", "_closing",
+                 "_ending", "_expired", "_expires_s", "_fast_path", "_hands_over",
+                 "_need", "_out", "_pace", "_scope", "_unsafe", "_wait", "_wait_began",
+                 "transport")  # fmt: skip
 
     def __init__(
         self, fast_path: FastPath, transport: Transport, *, checks_hosts: bool = False
@@ -314,15 +298,19 @@ class FastConnection:
         return True
 
     def _publish(self, publish: PublishRequest) -> None:
-        responses, bodies = self._fast_path.responses, publish.bodies
-        try:
-            pending = publish.topic.publish(
-                ListBodies(publish.run) if bodies is None else bodies, publish.defer_ms
-            )
-        except PublishRefused as refused:
-            self._out += self._refusals(publish, refused)
-            return
-        if pending is not None:
+        responses, topic, bodies = self._fast_path.responses, publish.topic, publish.bodies
+        pending: Round | None = None
+        if bodies is None:
+            bodies = ListBodies(publish.run)
+            if len(publish.run) == 1 and not publish.defer_ms and not topic.refusal:
+                pending = topic.gathering.add_message(bodies)
+        if pending is None:
+            try:
+                pending = topic.publish(bodies, publish.defer_ms)
+            except PublishRefused as refused:
+                self._out += self._refusals(publish, refused)
+                return
+        if pending is not None and not pending.is_done:
             self._unsafe.append((pending, publish, len(self._out)))
         if len(publish.run) > 1:
             self._out += [responses.ok(False)] * (len(publish.run) - 1)
