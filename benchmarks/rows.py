@@ -215,7 +215,7 @@ ROWS: tuple[Row, ...] = (
     _publish("pub-pipelined", "PUB, 2 connections x 100 under way", 2.5, publishers=2, window=100),
     _publish("pub-sync-1", "PUB, wait for OK, 1 connection", 0.65, publishers=1),
     _publish("pub-sync-50", "PUB, wait for OK, 50 connections", 0.5, publishers=50),
-    _http("http-pub", "POST /pub, 16 connections kept alive", 0.25, publishers=16),
+    _http("http-pub", "POST /pub, 16 connections kept alive", 0.7, publishers=16),
     _http("http-mpub", "POST /mpub 200 x 200 B, 2 connections", 0.5, publishers=2, batch=200),
     _consume("consume-10x1", "consume, 10 connections at RDY 1", 0.35, 10, 1),
     _consume("consume-50x10", "consume, 50 connections at RDY 10", 0.8, 50, 10),

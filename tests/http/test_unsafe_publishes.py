@@ -73,6 +73,38 @@ async def test_requests_of_one_read_wait_together(autojump_clock: MockClock) -> 
         assert await talk.answers(1) == [OK]
 
 
+async def test_single_messages_of_one_read_are_one_batch(autojump_clock: MockClock) -> None:
+    """But for the first one, which may be alone. Each is answered as its round ends."""
+    async with place() as here:
+        rounds = use_rounds(here.broker)
+        talk = here.connect()
+        t, u = pub(), pub(topic=b"u")
+        await talk.send(t + u)
+        rounds.finish_all()
+        await talk.answers(2)
+        await talk.send(t + u + t + u + t)
+        batches = [[it.count for it in segments] for _, segments in rounds["t"].rounds]
+        assert batches == [[1, 2]]
+        rounds.finish("u")
+        rounds.finish("t", "no space")
+        assert await talk.answers(5) == [REFUSED, OK, REFUSED, OK, REFUSED]
+
+
+async def test_single_messages_in_memory_are_one_batch(autojump_clock: MockClock) -> None:
+    """They keep their order, also with those that are published otherwise."""
+    async with place() as here:
+        talk = here.connect()
+        b = pub(b"-", topic=b"u")
+        await talk.send(pub(b"0") + b)
+        await talk.answers(2)
+        parts = [pub(b"1"), b, pub(b"2"), b, pub(b"3"), b, pub(b"4") + pub(b"5"), b, pub(b"6")]
+        await talk.send(b"".join(parts))
+        assert await talk.answers(10) == [OK] * 10
+        batches = here.broker.topics["t"].core.peek()
+        bodies = [list(it.batch.bodies.slice(it.first, it.last)) for it in batches]
+        assert bodies == [[b"0"], [b"1"], [b"2", b"3"], [b"4", b"5"], [b"6"]]
+
+
 async def test_a_refusal_closes_as_was_asked(autojump_clock: MockClock) -> None:
     """Of several requests that a round refuses the last one ends the connection, if it said so."""
     async with place() as here:
