@@ -28,7 +28,7 @@ OPTIONAL = {
     "trionsq/client/taskiq.py": {"taskiq"},
     "trionsq/tools/nsq_to_http.py": {"httpx2"},
     "trionsq/transports/any_certificate.py": {"cryptography", "OpenSSL"},
-    "trionsq/transports/poller.py": {"outcome"},  # comes with trio
+    "trionsq/transports/watches.py": {"outcome"},  # comes with trio
     "trionsq/wire/auth.py": {"re2"},
 }
 

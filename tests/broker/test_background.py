@@ -66,6 +66,26 @@ async def test_idle_means_that_what_followed_is_done_too(background: ThreadBackg
     assert left == 0
 
 
+async def test_the_poller_knows_how_many_threads_work(nursery: trio.Nursery) -> None:
+    """It takes no naps then: only trio's event loop hears of their ends."""
+    poller, release = Poller(), threading.Event()
+    background = ThreadBackground(poller)
+    await nursery.start(background.run)
+    counts: list[int] = []
+
+    def job() -> None:
+        release.wait(LIMIT_S)
+
+    for _ in range(6):
+        background.submit(job, lambda error: counts.append(poller.threads))
+    assert poller.threads == 4
+    release.set()
+    with trio.fail_after(LIMIT_S):
+        await background.wait_idle()
+    assert poller.threads == 0
+    assert (len(counts), counts[-1]) == (6, 0)
+
+
 async def test_idle_without_jobs(background: ThreadBackground) -> None:
     """Before the first job and after the last one there is nothing to wait for; while a job runs
     there is."""

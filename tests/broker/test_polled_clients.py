@@ -14,7 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 from trionsq.broker.broker import Broker
 from trionsq.broker.client import Client
 from trionsq.testing import open_broker
-from trionsq.transports.poller import _SocketWatch
+from trionsq.transports.watches import SocketWatch
 from trionsq.wire import commands, frames
 from trionsq.wire.states import MAGIC_V2
 
@@ -64,7 +64,7 @@ async def clients(count: int) -> AsyncIterator[tuple[Broker, list[trio.SocketStr
 def polled_count(broker: Broker) -> int:
     """Connections that the poller serves; it also hears of the disk's writes."""
     watches = broker.context.poller._watches.values()
-    return sum(isinstance(watch, _SocketWatch) for watch in watches)
+    return sum(isinstance(watch, SocketWatch) for watch in watches)
 
 
 async def receive(stream: trio.SocketStream, expected: bytes) -> None:

@@ -30,8 +30,8 @@ from trionsq.testing.conversation import Conversation
 from trionsq.testing.disk import SimulatedDisk
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.testing.streams import MemoryTransport
-from trionsq.transports.poller import _READS_PER_TRIAL
 from trionsq.transports.transport import MAX_FULL_READS, LayeredTransport
+from trionsq.transports.watches import _READS_PER_TRIAL
 from trionsq.wire import commands
 
 

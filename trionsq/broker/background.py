@@ -128,7 +128,7 @@ class ThreadBackground:
         if self._running == _MAX_THREADS:
             self._waiting.append((work, next_job))
         else:
-            self._running += 1
+            self._running = self._poller.threads = self._running + 1
             self._start(self._token, work, next_job)
 
     def _start(self, token: trio.lowlevel.TrioToken, work: _Work, next_job: NextJob) -> None:
@@ -185,7 +185,7 @@ class ThreadBackground:
         if self._waiting:
             self._start(token, *self._waiting.popleft())
         else:
-            self._running -= 1
+            self._running = self._poller.threads = self._running - 1
         self._tell_in_turn(done, error)
         if not self._running:
             self._tell_idle()

@@ -22,17 +22,17 @@ the way of all connections on systems without epoll, or while the poller does no
 from __future__ import annotations
 
 import select
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from time import perf_counter
 from typing import Final
 
 import trio
-from outcome import Error, Outcome, Value
 
-from trionsq.transports.polled import HANDLED, Input, PolledConnection, Step, next_turn
+from trionsq.transports.polled import Input, PolledConnection
 from trionsq.transports.trio_sockets import SocketTransport
 from trionsq.transports.turn import Turn
+from trionsq.transports.watches import InputWatch, LoneWatch, SocketWatch, Watch
 
 __all__ = ["Poller"]
 
@@ -44,188 +44,39 @@ _MAX_READY: Final = 1024
 _MAX_TURN_S: Final = 0.005
 # After so long what was answered is written, so that the first ones need not wait for the last.
 _MAX_UNWRITTEN_S: Final = 0.0005
-# After so long with input other tasks get their turn.
+# After so long with input other tasks get their turn. They do at least as often if the task naps:
+# while input comes so often that its sleeps are shorter than this, it sleeps in its own epoll. That
+# costs less than in trio's event loop.
 _MAX_RUN_S: Final = 0.001
 # To wake up takes as long as a client needs to get its answer and send the next command. So after
 # some short sleeps the task looks on for a moment, until that was once in vain.
 _SLEEPS_PER_SPIN: Final = 16
 _SHORT_SLEEP_S: Final = 100e-6
 _SPIN_S: Final = 50e-6
-# A connection that waits by itself reads once more without waiting, each so many reads: a system
-# call that fails costs less than to wait, if input comes fast.
-_READS_PER_TRIAL: Final = 16
 _EVENTS: Final = (
     select.EPOLLIN | select.EPOLLPRI | select.EPOLLRDHUP | select.EPOLLET
     if hasattr(select, "epoll") else 0
 )  # fmt: skip
 
 
-async def _go_on() -> bool:
-    return True
-
-
-async def wait_readable(abort: Callable[[object], trio.lowlevel.Abort]) -> Awaitable[bool]:
-    """Wait until the poller hands over a step. The debug pages show this name."""
-    step: Awaitable[bool] = await trio.lowlevel.wait_task_rescheduled(abort)
-    return step
-
-
-class _Watch:
-    """Waits for the input of one connection by its transport.
+class _Others(trio.abc.Instrument):
+    """The other tasks.
 
     Attributes:
-        is_over: it can't wait any more, because the poller has ended.
-        turn: of the poller.
+        all_wait: whether all do, as far as trio's event loop knows. A task that runs does not.
     """
 
-    __slots__ = ("connection", "is_over", "transport", "turn")
+    def __init__(self, own_task: trio.lowlevel.Task) -> None:
+        self.all_wait = False
+        self._own_task = own_task
 
-    def __init__(self, connection: PolledConnection, turn: Turn) -> None:
-        self.connection = connection
-        self.transport = connection.transport
-        self.turn = turn
-        self.is_over = False
+    def task_scheduled(self, task: trio.lowlevel.Task) -> None:
+        if task is not self._own_task:
+            self.all_wait = False
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.transport!r}>"
-
-    async def wait(self) -> Awaitable[bool]:
-        """Handle input until something else has to be waited for, and return that.
-
-        Raises:
-            OSError: the connection broke.
-        """
-        reads = 0
-        read_again = False
-        while True:
-            if read_again:
-                await trio.lowlevel.checkpoint()
-            else:
-                await self.transport.wait_readable()
-            step = self.advance()
-            if not isinstance(step, Input):
-                return step
-            reads += 1
-            read_again = step is HANDLED and (read_again or reads % _READS_PER_TRIAL == 0)
-
-    def advance(self) -> Step:
-        """Let the connection handle what has come, in a turn of its own."""
-        with self.turn:
-            return self.connection.advance()
-
-    def close(self) -> None:
-        """Wait no more. To be called before the transport is closed."""
-
-
-class _LoneWatch(_Watch):
-    """Waits by its transport, in trio's event loop, and is counted."""
-
-    __slots__ = ("_poller",)
-
-    def __init__(self, connection: PolledConnection, poller: Poller) -> None:
-        super().__init__(connection, poller.turn)
-        self._poller = poller
-        poller.lone_count += 1
-
-    def close(self) -> None:
-        self._poller.lone_count -= 1
-
-
-class _SocketWatch(_Watch):
-    """Waits for the input of one socket by a `Poller`."""
-
-    __slots__ = ("_fd", "_is_advancing", "_must_empty", "_poller", "_task",
-                 "_was_cancelled")  # fmt: skip
-
-    def __init__(self, connection: PolledConnection, fd: int, poller: Poller) -> None:
-        super().__init__(connection, poller.turn)
-        self._poller = poller
-        self._fd = fd
-        # The connection's task while it waits here.
-        self._task: trio.lowlevel.Task | None = None
-        self._is_advancing = self._was_cancelled = False
-        # Whether something may stand behind a short read.
-        self._must_empty = False
-        poller.add(fd, self)
-
-    async def wait(self) -> Awaitable[bool]:
-        if self._must_empty:
-            step = self.advance()
-            if not isinstance(step, Input):
-                return step
-            if step is HANDLED:
-                return next_turn()
-            self._must_empty = False
-        # No turn for others in between: more might come, or the poller end.
-        self._task = trio.lowlevel.current_task()
-        return await wait_readable(self._abort)
-
-    def _abort(self, _: object) -> trio.lowlevel.Abort:
-        if self._is_advancing:
-            self._was_cancelled = True
-            return trio.lowlevel.Abort.FAILED
-        self._task = None
-        return trio.lowlevel.Abort.SUCCEEDED
-
-    def note_ready(self, events: int, is_late: bool) -> None:
-        """Handle input if the connection waits for it; else it reads before it waits again.
-
-        If it is late, the connection's task handles it.
-        """
-        if events & ~select.EPOLLIN:
-            self._must_empty = True
-        if self._task is None:
-            return
-        if is_late:
-            self._resume(Value(_go_on()))
-            return
-        result: Outcome[Awaitable[bool]]
-        self._is_advancing = True
-        try:
-            step = self.connection.advance()
-        except Exception as error:
-            # The connection's task knows what to do.
-            result = Error(error)
-        else:
-            if isinstance(step, Input):
-                if not self._must_empty and not self._was_cancelled:
-                    return
-                step = next_turn()
-            result = Value(step)
-        finally:
-            self._is_advancing = False
-        self._resume(result)
-
-    def end(self) -> None:
-        """Have the connection wait by itself: the poller has ended."""
-        self.is_over = True
-        if self._task is not None:
-            self._resume(Value(_go_on()))
-
-    def _resume(self, result: Outcome[Awaitable[bool]]) -> None:
-        task, self._task = self._task, None
-        assert task is not None
-        trio.lowlevel.reschedule(task, result)
-
-    def close(self) -> None:
-        if not self.is_over:
-            self._poller.remove(self._fd)
-
-
-class _InputWatch:
-    """Waits for the input of something that is no connection, by a `Poller`."""
-
-    __slots__ = ("_handle_input", "ended")
-
-    def __init__(self, handle_input: Callable[[], None]) -> None:
-        self._handle_input = handle_input
-        self.ended = trio.Event()
-
-    def note_ready(self, events: int, is_late: bool) -> None:
-        self._handle_input()
-
-    def end(self) -> None:
-        self.ended.set()
+    def before_io_wait(self, timeout: float) -> None:
+        if timeout > 0:
+            self.all_wait = True
 
 
 class Poller:
@@ -237,15 +88,16 @@ class Poller:
         turn: a look at the input, of one connection or of many.
         expects_until_s: until then (`time.perf_counter`) input is to be expected at any moment.
         lone_count: connections that wait by themselves.
+        threads: that work for the broker now. It is trio's event loop that hears of their ends.
     """
 
     def __init__(self, turn: Turn | None = None) -> None:
         self.turn = turn or Turn()
         self.expects_until_s = 0.0
-        self.lone_count = 0
+        self.lone_count = self.threads = 0
         self._epoll: select.epoll | None = None
         self._opened: trio.Event | None = None  # while `run` runs
-        self._watches: dict[int, _SocketWatch | _InputWatch] = {}
+        self._watches: dict[int, SocketWatch | InputWatch] = {}
 
     def __repr__(self) -> str:
         return f"<Poller {len(self)} sockets>"
@@ -275,15 +127,15 @@ class Poller:
         finally:
             watch.close()
 
-    def _watch(self, connection: PolledConnection) -> _Watch:
+    def _watch(self, connection: PolledConnection) -> Watch:
         transport = connection.transport
         if self._opened is None or not isinstance(transport, SocketTransport) or transport.is_unix:
-            return _LoneWatch(connection, self)
+            return LoneWatch(connection, self)
         with suppress(OSError):  # the system takes no more
-            return _SocketWatch(connection, transport.fileno(), self)
-        return _LoneWatch(connection, self)
+            return SocketWatch(connection, transport.fileno(), self)
+        return LoneWatch(connection, self)
 
-    def add(self, fd: int, watch: _SocketWatch | _InputWatch) -> None:
+    def add(self, fd: int, watch: SocketWatch | InputWatch) -> None:
         """Tell ``watch`` of the input of a descriptor, also of what has come already.
 
         Raises:
@@ -304,7 +156,7 @@ class Poller:
         """
         if self._opened is None:
             return
-        watch = _InputWatch(handle_input)
+        watch = InputWatch(handle_input)
         try:
             self.add(fd, watch)
         except OSError:  # the system takes no more
@@ -332,7 +184,12 @@ class Poller:
         try:
             await opened.wait()
             assert self._epoll is not None
-            await self._serve(self._epoll)
+            others = _Others(trio.lowlevel.current_task())
+            trio.lowlevel.add_instrument(others)
+            try:
+                await self._serve(self._epoll, others)
+            finally:
+                trio.lowlevel.remove_instrument(others)
         finally:
             self._opened = None
             watches, self._watches = self._watches, {}
@@ -343,31 +200,40 @@ class Poller:
                 self._epoll.close()
                 self._epoll = None
 
-    async def _serve(self, epoll: select.epoll) -> None:
+    async def _serve(self, epoll: select.epoll, others: _Others) -> None:
         short_sleeps = 0
+        naps = False
         left: list[tuple[int, int]] = []
         now_s = yields_s = perf_counter()
         while True:
-            if now_s >= yields_s:
-                await trio.lowlevel.checkpoint()
-                yields_s = perf_counter() + _MAX_RUN_S
             ready = left or epoll.poll(0, _MAX_READY)
-            if not ready and now_s < self.expects_until_s and not self.lone_count:
-                # To sleep here costs less than in trio's event loop. Others wait no longer for it
-                # than behind input.
-                ready = epoll.poll(_MAX_RUN_S, _MAX_READY)
-            elif not ready and short_sleeps >= _SLEEPS_PER_SPIN:
+            is_expected = now_s < self.expects_until_s
+            if not ready and not is_expected and short_sleeps >= _SLEEPS_PER_SPIN:
                 ready = self._spin(epoll)
                 if not ready:
                     short_sleeps = 0
             now_s = perf_counter()
+            if now_s >= yields_s and (ready or is_expected):
+                await trio.lowlevel.checkpoint()
+                now_s = perf_counter()
+                yields_s = now_s + _MAX_RUN_S
             if not ready:
                 slept_s = now_s
-                await trio.lowlevel.wait_readable(epoll.fileno())
-                now_s = perf_counter()
+                if not self.lone_count and (
+                    is_expected
+                    or (naps and now_s < yields_s and others.all_wait and not self.threads)
+                ):
+                    ready = epoll.poll(_MAX_RUN_S, _MAX_READY)
+                    now_s = perf_counter()
+                    naps = bool(ready)
+                else:
+                    await trio.lowlevel.wait_readable(epoll.fileno())
+                    now_s = perf_counter()
+                    yields_s = now_s + _MAX_RUN_S
+                    naps = now_s - slept_s < _MAX_RUN_S
                 short_sleeps += now_s - slept_s < _SHORT_SLEEP_S
-                yields_s = now_s + _MAX_RUN_S
-                continue
+                if not ready:
+                    continue
             with self.turn:
                 left = self._handle_input(ready, now_s)
             now_s = perf_counter()
