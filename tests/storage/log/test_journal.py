@@ -230,6 +230,40 @@ def test_a_power_cut_at_any_operation_of_a_start_takes_nothing() -> None:
     assert at > 20
 
 
+def test_a_name_that_a_failed_fsync_left_is_given_again_by_a_start() -> None:
+    """A segment has replaced the one of the journal: what if a power cut brings that one back?"""
+    at, has_ended = 0, False
+    while not has_ended:
+        at += 1
+        node = Node(3)
+        node.jobs.writes_directly = False
+        node.publish(b"a")
+        node.disk.fail(errno.EIO, only=["write"], name="t0.log.*")
+        node.disk.fail(errno.EIO, only=["sync_folder"])
+        node.disk.crash_at(at)
+        try:
+            node.publish(b"b", topics=1)
+            has_ended = True
+        except Crashed:
+            pass
+        disk = node.disk.after_kill()
+        assert stored(disk) >= expected(3, b"a")
+        for _ in range(5):
+            assert stored(disk.after_power_loss()) >= expected(3, b"a")
+    assert at > 10
+
+
+def test_a_full_disk_leaves_a_segment_as_it_is() -> None:
+    """Its name cannot be given again, but the start goes on."""
+    disk = SimulatedDisk()
+    header, name = SegmentHeader(1, 0, 5, NOW_NS), segment_name("t", 1, 0)
+    disk.write_file(name, header.to_bytes())
+    disk.write_file(journal_name(1), journal([piece(128, b"old", salt=6)]))
+    disk.fail(errno.ENOSPC, forever=True, only=["create", "write"])
+    assert replay_journals(disk) == []
+    assert disk.files() == {name: header.to_bytes()}
+
+
 @pytest.mark.parametrize("operation", ["create", "write", "sync", "rename"])
 def test_a_journal_that_fails_costs_nobody_an_answer(operation: str) -> None:
     """Its round is made durable without it, and what it had before stays safe."""

@@ -102,6 +102,19 @@ def test_single_publishes_are_joined_up_to_a_size() -> None:
     assert large.count == 1
 
 
+def test_a_round_is_in_one_segment() -> None:
+    """Of two, the first would count for a start, though the second failed and all was refused."""
+    disk = SimulatedDisk()
+    writer = SegmentWriter(disk, "t", 1, 1000, Histogram((1.0,)))
+    large = bytes(2 * MAX_JOINED_BYTES)
+    writer.write_round([(batch(b"small"), 0)], sync=True)
+    writer.write_round([(batch(large), 1), (batch(large), 2), (batch(large), 3)], sync=True)
+    assert writer.encode_round([(batch(b"next"), 4)], sync=True) is None
+    writer.write_round([(batch(b"next"), 4)], sync=True)
+    segments, _ = writer.pop_changes()
+    assert [segment.first for segment in segments] == [0, 4]
+
+
 def test_refused_rounds_leave_no_files() -> None:
     """A full disk is not filled by what it refuses."""
     disk = SimulatedDisk()

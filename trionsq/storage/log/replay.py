@@ -7,9 +7,11 @@ the page cache alone. Blocks.
 
 from __future__ import annotations
 
+import errno
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from typing import Final
 
 from trionsq.disk import Disk, close_quietly, read_file
 from trionsq.storage.log.damage import DamagedPlace
@@ -21,11 +23,13 @@ from trionsq.storage.log.journal import (
     journal_number,
     parse_journal,
 )
-from trionsq.storage.log.names import parse_segment_name
+from trionsq.storage.log.names import draft_name, parse_segment_name
 from trionsq.storage.log.rows import StateError
 from trionsq.storage.log.segments import read_header
 
 __all__ = ["join_pieces", "journals_in", "read_journal", "replay_journals"]
+
+_COPIED_BYTES: Final = 1 << 20
 
 
 def journals_in(names: Iterable[str]) -> list[str]:
@@ -86,10 +90,11 @@ def replay_journals(disk: Disk) -> list[DamagedPlace]:
     damaged: list[DamagedPlace] = []
     replayed: list[str] = []
     changed: dict[str, None] = {}
+    replaced: dict[str, None] = {}
     for name in journals_in(names):
         try:
             pieces, found = read_journal(disk, name)
-            _write_pieces(disk, segments, pieces, changed)
+            _write_pieces(disk, segments, pieces, changed, replaced)
         except UnsupportedError as error:
             raise StateError(str(error)) from error
         damaged += found
@@ -101,6 +106,10 @@ def replay_journals(disk: Disk) -> list[DamagedPlace]:
             file.sync()
         finally:
             close_quietly(file)
+    for name in replaced:
+        _replace_again(disk, name)
+    if replaced:
+        disk.sync_folder()
     for name in (*replayed, SPARE_JOURNAL):
         with suppress(FileNotFoundError):
             disk.unlink(name)
@@ -112,6 +121,7 @@ def _write_pieces(
     segments: Mapping[tuple[int, int], str],
     pieces: Iterable[JournalPiece],
     changed: dict[str, None],
+    replaced: dict[str, None],
 ) -> None:
     by_segment: dict[tuple[int, int], list[JournalPiece]] = defaultdict(list)
     for piece in pieces:
@@ -123,7 +133,9 @@ def _write_pieces(
         file = disk.open(name)
         try:
             salt = read_header(file).salt
-            # With another salt it took the name of one that did not count.
+            if any(one.salt != salt for one in parts):
+                # It took the name of one of which nothing was durable but here.
+                replaced[name] = None
             for offset, data in join_pieces(one for one in parts if one.salt == salt):
                 file.write(data, offset)
                 changed[name] = None
@@ -133,3 +145,31 @@ def _write_pieces(
             pass  # whoever reads the segment says so
         finally:
             close_quietly(file)
+
+
+def _replace_again(disk: Disk, name: str) -> None:
+    """Have a copy of a segment take its name.
+
+    It has replaced the segment that a journal was for. If the folder's fsync failed then, a power
+    cut may bring that one back, and a later fsync proves nothing. A full disk leaves it as it is.
+    """
+    draft = draft_name(name)
+    with suppress(FileNotFoundError):
+        disk.unlink(draft)
+    source = disk.open(name)
+    try:
+        copy = disk.create(draft)
+        try:
+            offset = 0
+            while data := source.read(_COPIED_BYTES, offset):
+                copy.write(data, offset)
+                offset += len(data)
+            copy.sync()
+        finally:
+            close_quietly(copy)
+        disk.rename(draft, name)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+    finally:
+        close_quietly(source)

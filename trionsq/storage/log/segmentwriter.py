@@ -161,14 +161,12 @@ class SegmentWriter:
         Without ``sync`` a journal does that, and nothing is written now. `end_write` follows, or
         `rescue_write`.
         """
-        if self._file is None or (sync and self._unsynced):
+        if self._file is None or (sync and self._unsynced) or self._offset >= self._max_bytes:
             return None
         offset, end = self._offset, self._offset
         parts: list[bytes] = []
         records = join_entries(entries)
         for batch in records:
-            if end >= self._max_bytes:
-                return None
             record = b"".join(self._encode(batch, end, offset if parts else None))
             parts.append(record)
             end += len(record)
@@ -285,16 +283,13 @@ class SegmentWriter:
         *,
         with_room: bool = False,
     ) -> None:
+        """Write a round, to one segment: of two, a failure could leave a part that counts."""
         pieces: list[bytes] = []
         nbytes = 0
         began: int | None = None
         for batch in records:
-            sequence = sequences_of(batch)[0]
-            if self._file is None or self._offset + nbytes >= self._max_bytes:
-                self._write(pieces, copies, with_room=False)
-                pieces, nbytes = [], 0
-                self._begin_segment(sequence)
-                began = None
+            if self._file is None or (not pieces and self._offset >= self._max_bytes):
+                self._begin_segment(sequences_of(batch)[0])
             record = self._encode(batch, self._offset + nbytes, began)
             if began is None and not self._is_draft:  # a draft counts as a whole, or not at all
                 began = self._offset
