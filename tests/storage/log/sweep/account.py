@@ -56,7 +56,8 @@ class Message:
             a proof that it is durable.
         due_ns: no channel gets it earlier.
         id: as it came, once it has come.
-        sequence: in the log.
+        sequence: in the log, as it was published last.
+        first_sequence: as it was published first. A refused one may come back with a crash.
     """
 
     body: bytes
@@ -66,6 +67,7 @@ class Message:
     due_ns: int = 0
     id: bytes | None = None
     sequence: int = 0
+    first_sequence: int | None = None
 
 
 @dataclass(slots=True, eq=False)
