@@ -57,7 +57,7 @@ class Message:
         due_ns: no channel gets it earlier.
         id: as it came, once it has come.
         sequence: in the log, as it was published last.
-        first_sequence: as it was published first. A refused one may come back with a crash.
+        lowest_sequence: of all its publishes. A crash may bring a refused one back.
     """
 
     body: bytes
@@ -67,7 +67,7 @@ class Message:
     due_ns: int = 0
     id: bytes | None = None
     sequence: int = 0
-    first_sequence: int | None = None
+    lowest_sequence: int = 2**63
 
 
 @dataclass(slots=True, eq=False)

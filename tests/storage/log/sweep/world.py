@@ -493,7 +493,7 @@ class World:
         elif known.round is None or known.round.is_done:
             # It is answered OK without being stored again.
             for message in keyed.messages:
-                if (message.first_sequence or 0) >= topic.log.end:
+                if message.lowest_sequence >= topic.log.end:
                     raise Broken(f"{message.body!r} is no more, and its key is there")
             keyed.is_confirmed = True
 
@@ -507,8 +507,7 @@ class World:
         account = topic.account
         for sequence, message in enumerate(messages, topic.log.end):
             message.sequence, message.told = sequence, Told.NOTHING
-            if message.first_sequence is None:
-                message.first_sequence = sequence
+            message.lowest_sequence = min(sequence, message.lowest_sequence)
         bodies = ListBodies([one.body for one in messages])
         key = None if keyed is None else keyed.key
         try:
