@@ -23,7 +23,7 @@ READ_MAX = 128 * KIB
 
 def inbox(client: Client) -> int:
     """Deliveries that wait for the pump of a connection."""
-    return client.pump._inbox.count
+    return client.pump.inbox.count
 
 
 def is_blocked(client: Client) -> bool:

@@ -5,7 +5,8 @@ In this order each file imports only from those before it, and from other packag
 - `options`, `runtime`, `defects`, `chores`: options; clock and ports; unexpected
   exceptions; work in turns
 - `admission`, `auth`, `heartbeats`, `inbox`, `output`: parts of a connection
-- `client`: a connection: its ioloop and its message pump
+- `connection`: the tasks of a client: its ioloop and its message pump
+- `client`: what a connection knows, and how its commands are run
 - `channel`, `topic`: the task of each
 - `lookup_peer`, `lookup`: the nsqlookupds that nsqd is registered at
 - `timers`: queue scan, heartbeats and disk syncs

@@ -18,6 +18,7 @@ from trionsq.broker.checks import Checks
 from trionsq.broker.chores import Chore, Chores
 from trionsq.broker.client import Client, ClientContext
 from trionsq.broker.commands import Commands
+from trionsq.broker.connection import serve
 from trionsq.broker.dead_letters import DeadLetters
 from trionsq.broker.defects import Defects
 from trionsq.broker.disk_guard import DiskGuard
@@ -34,12 +35,7 @@ from trionsq.broker.registry import TopicRegistry
 from trionsq.broker.runtime import Clock, ListeningPorts, LiveOptions, command_limits
 from trionsq.broker.saving import retry_until_saved, save_all
 from trionsq.broker.statsd import Statsd
-from trionsq.broker.timers import (
-    run_disk_retries,
-    run_disk_syncs,
-    run_heartbeats,
-    run_queue_scan,
-)
+from trionsq.broker.timers import run_disk_retries, run_disk_syncs, run_heartbeats, run_queue_scan
 from trionsq.broker.topic import Topic
 from trionsq.daemon.looplag import LOOP_LAG_BOUNDS_S, watch_loop_lag
 from trionsq.disk import Disk
@@ -374,7 +370,7 @@ class Broker:
         client = Client(self.context, transport)
         self.clients[client] = None
         self.admission.connections += 1
-        self._connections.start_soon(client.serve, name=f"client {client.peer}")
+        self._connections.start_soon(serve, client, name=f"client {client.peer}")
         return client
 
     def topic(self, name: str, storage: str = "") -> Topic:

@@ -1,7 +1,6 @@
-"""A client connection: a nursery with two sibling tasks, the ioloop and the message pump.
+"""A client: what its connection knows, and the way of its commands from a read to the replies.
 
-The ioloop reads commands, runs them and writes their replies. The message pump writes messages.
-When either ends, for whatever reason, the other is cancelled, and the connection is closed.
+The tasks of the connection are in `trionsq.broker.connection`.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
 
 import trio
@@ -29,7 +27,7 @@ from trionsq.logtext import printable
 from trionsq.transports.polled import HANDLED, NOTHING, Step, last_turn, next_turn
 from trionsq.transports.poller import Poller
 from trionsq.transports.tls import TlsInfo
-from trionsq.transports.transport import MAX_FULL_READS, BrokenStreamError, Transport
+from trionsq.transports.transport import MAX_FULL_READS, Transport
 from trionsq.wire import frames
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.identify import Negotiated, ServerFeatures
@@ -141,43 +139,12 @@ class Client:
     def __repr__(self) -> str:
         return f"<Client {self.peer} {self.parser.state.name} {self.consumer!r} {self.output!r}>"
 
-    async def serve(self) -> None:
-        """Run the connection until it ends. An error ends the connection, never the broker."""
-        log.info("TCP: new client(%s)", self.peer)
-        try:
-            closed_before = self._cancel_scope.cancel_called
-            async with trio.open_nursery() as nursery:
-                self._cancel_scope = nursery.cancel_scope
-                name = f"client {self.peer}"
-                nursery.start_soon(self._sibling, self._read, name=f"{name} ioloop")
-                pump = partial(self.pump.run, self._unblock)
-                nursery.start_soon(self._sibling, pump, name=f"{name} message_pump")
-                if closed_before:
-                    self.close()
-            if self.owed is not None and self.owed.error is not None:
-                await self._sibling(partial(self._end_with, self.owed.error, []))
-        except* Exception as errors:
-            # It affects no other client.
-            self.context.defects.note("client", f"client({self.peer})", errors)
-        finally:
-            with self.context.defects.fence("client", f"client({self.peer})"):
-                self._leave()
-            if self.owed is not None:
-                self.owed.drop()
-            self.transport.close()
-            self.pump.close()
-            self.context.admission.connections -= 1
-            log.info("client(%s) - closed", self.peer)
-
-    async def _sibling(self, task: Callable[[], Awaitable[object]]) -> None:
-        try:
-            await task()
-        except BrokenStreamError as error:
-            log.error("client(%s) - %s", self.peer, error)
-        except OSError as error:
-            log.debug("client(%s) - connection lost: %s", self.peer, error)
-        finally:
-            self._cancel_scope.cancel()
+    def attach(self, scope: trio.CancelScope) -> None:
+        """Have `close` cancel this scope from now on; at once if it was called before."""
+        closed_before = self._cancel_scope.cancel_called
+        self._cancel_scope = scope
+        if closed_before:
+            self.close()
 
     def switch_transport(self, transport: Transport) -> None:
         """Switch to ``transport``, which wraps the current one. No output may be pending."""
@@ -188,12 +155,13 @@ class Client:
         """End the connection without a frame."""
         self._cancel_scope.cancel()
 
-    def _unblock(self) -> None:
+    def unblock(self) -> None:
         """Have the channel deliver again, after the pump refused a delivery."""
         if self.channel is not None:
             self.channel.core.unblock(self.consumer, self.context.clock.now_s())
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """Leave the channel and the broker: nothing more is delivered."""
         self.context.clients.pop(self, None)
         self.context.heartbeat_checks.remove(self)
         if self.channel is not None:
@@ -201,14 +169,6 @@ class Client:
             self.channel = None
 
     # Reading
-
-    async def _read(self) -> None:
-        try:
-            await self.context.poller.serve(self)
-        except BrokenStreamError:
-            await self._settle()
-            raise
-        await self._settle()
 
     def advance(self) -> Step:
         """Read and run commands until that has to wait; see `trionsq.transports.polled`."""
@@ -265,7 +225,7 @@ class Client:
                     continue
                 replies.append(reply)
         except ProtocolError as error:
-            self._leave()  # at the end of the turn it would get messages
+            self.leave()  # at the end of the turn it would get messages
             return self._end_with(error, replies)
         except LineTooLong:
             log.error("client(%s) - command line too long", self.peer)
@@ -313,7 +273,7 @@ class Client:
 
     async def _end_with(self, error: ProtocolError, replies: list[bytes]) -> bool:
         """Send the last replies and a fatal error, after what is owed, and end the stream."""
-        self._leave()
+        self.leave()
         data = b"".join([*replies, frames.error(error)])
         if self.owed is None or error is self.owed.error:
             self.output.write(data)
@@ -340,11 +300,26 @@ class Client:
         log.debug("client(%s) - connection lost: %s", self.peer, error)
         self.close()
 
-    async def _settle(self) -> None:
+    async def settle(self) -> None:
         """Wait until nothing is owed, and the client has taken it."""
         if self.owed is not None:
             await self.owed.wait_released()
             await self.output.drain()
+
+    async def end_owed(self) -> None:
+        """Send the error of a publish that failed after the connection had read on."""
+        if self.owed is not None and self.owed.error is not None:
+            await self._end_with(self.owed.error, [])
+
+    def release(self) -> None:
+        """Leave, and release everything: the tasks have ended."""
+        with self.context.defects.fence("client", f"client({self.peer})"):
+            self.leave()
+        if self.owed is not None:
+            self.owed.drop()
+        self.transport.close()
+        self.pump.close()
+        self.context.admission.connections -= 1
 
     # Heartbeats
 

@@ -1,7 +1,7 @@
 """What a client is sent: replies and messages in one order of bytes.
 
-`Output` writes at once as far as the socket takes the bytes. `MessagePump` is the task that turns
-deliveries into frames.
+`Output` writes at once as far as the socket takes the bytes. `MessagePump` turns deliveries into
+frames: at the end of a turn, or for the task of that name.
 """
 
 from __future__ import annotations
@@ -168,21 +168,22 @@ class MessagePump:
     """The messages of one connection, from the channel's deliveries to frames.
 
     Attributes:
+        inbox: deliveries that wait for the task, and wake-ups after which it drains the output.
         subscription: the connection's state as a consumer, also before SUB.
         turn_deliveries: deliveries that will be written at the end of the turn.
     """
 
-    __slots__ = ("_inbox", "_inbox_bytes", "_is_in_turn", "_late", "_lost", "_output", "_turn",
+    __slots__ = ("_inbox_bytes", "_is_in_turn", "_late", "_lost", "_output", "_turn", "inbox",
                  "subscription", "turn_deliveries")  # fmt: skip
 
     def __init__(
         self, output: Output, msg_timeout_s: float, turn: Turn, lost: Callable[[OSError], None]
     ) -> None:
-        """``lost`` is called when the connection breaks in a turn, not in `run`; see `close`."""
+        """``lost`` is called when the connection breaks in a turn, not in the task; see `close`."""
         self._output = output
         self._turn = turn
         self._lost = lost
-        self._inbox = Inbox[Delivery | _Wake](_MAX_DELIVERIES)
+        self.inbox = Inbox[Delivery | _Wake](_MAX_DELIVERIES)
         self._inbox_bytes = 0
         # Whether something is written when the turn ends, and the replies.
         self._is_in_turn = False
@@ -191,7 +192,7 @@ class MessagePump:
         self.subscription = Subscription(self.offer_delivery, msg_timeout_s)
 
     def __repr__(self) -> str:
-        return f"<MessagePump waiting={self._inbox.count}>"
+        return f"<MessagePump waiting={self.inbox.count}>"
 
     def offer_delivery(self, delivery: Delivery) -> bool:
         """Accept a delivery for writing; False if too much waits to be written."""
@@ -199,7 +200,7 @@ class MessagePump:
         if (
             not self._turn.is_open
             or len(deliveries) == _MAX_TURN_DELIVERIES
-            or self._inbox.count
+            or self.inbox.count
             or self._output.pending
             or (
                 delivery.batch.bodies.nbytes > _UNCOUNTED_BYTES
@@ -259,45 +260,35 @@ class MessagePump:
 
     def _send_to_pump(self, delivery: Delivery) -> bool:
         if delivery.batch.bodies.nbytes <= _UNCOUNTED_BYTES:
-            return self._inbox.offer(delivery)
+            return self.inbox.offer(delivery)
         waiting = self._inbox_bytes
         nbytes = delivery.nbytes
         if waiting and waiting + nbytes > _MAX_DELIVERY_BYTES:
             return False
-        if not self._inbox.offer(delivery):
+        if not self.inbox.offer(delivery):
             return False
         self._inbox_bytes = waiting + nbytes
         return True
 
     def wake(self) -> None:
         """Have the task drain the output. If its queue is full, it will do so anyway."""
-        self._inbox.offer(_WAKE)
+        self.inbox.offer(_WAKE)
 
-    async def run(self, unblock: Callable[[], None]) -> None:
-        """Write messages until cancelled.
-
-        Args:
-            unblock: is called after a write if the channel was refused a delivery.
+    def write_deliveries(self, item: Delivery | _Wake | None) -> None:
+        """Write what was received from the `inbox`, and what waits there, up to a limit.
 
         Raises:
             OSError: the connection broke.
         """
-        output, subscription = self._output, self.subscription
-        while True:
-            item: Delivery | _Wake | None = await self._inbox.receive()
-            for _ in range(_MAX_WRITES):
-                self._write_messages(item)
-                item = None
-                if output.pending or not self._inbox.count:
-                    break
-            if output.pending:
-                await output.drain()
-            if subscription.blocked:
-                unblock()
+        for _ in range(_MAX_WRITES):
+            self._write_messages(item)
+            item = None
+            if self._output.pending or not self.inbox.count:
+                break
 
     def _write_messages(self, item: Delivery | _Wake | None) -> None:
         """Write a delivery and what has come after it, up to a limit."""
-        take = self._inbox.pop_item
+        take = self.inbox.pop_item
         if item is None:
             item = take()
         parts: list[bytes] = []
@@ -330,7 +321,7 @@ class MessagePump:
     def pop_unwritten(self) -> list[Delivery]:
         """Remove the deliveries that have not been written."""
         deliveries, self.turn_deliveries = self.turn_deliveries, []
-        while (item := self._inbox.pop_item()) is not None:
+        while (item := self.inbox.pop_item()) is not None:
             if isinstance(item, Delivery):
                 deliveries.append(item)
         return deliveries
