@@ -45,6 +45,23 @@ LOG_SHORT := tests/golden/test_in_process.py tests/drill tests/simulation/test_s
 	tests/broker/test_restart.py tests/broker/test_chaos.py tests/broker/test_topics.py
 LOG_FULL := $(addprefix tests/,golden drill simulation foreign broker http client)
 
+# The packages with their hot path compiled by mypyc: docs/compiled.md. A minute or two.
+BUILT := build/compiled/.built
+compiled: $(BUILT)
+$(BUILT): $(INSTALLED) scripts/compile_hook.py $(shell find trionsq -name '*.py')
+	@scripts/setup.sh compiler
+	@scripts/setup.sh headers
+	rm -rf $(dir $@)
+	HATCH_BUILD_HOOK_ENABLE_CUSTOM=true PIP_CONSTRAINT=requirements-dev.txt \
+		$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --target $(dir $@) .
+	@touch $@
+
+# Tests of behaviour, with the compiled packages ahead of the sources, in this process and in others.
+test-compiled: $(BUILT)
+	PYTHONSAFEPATH=1 PYTHONPATH=$(abspath $(dir $(BUILT))):$(CURDIR) \
+		$(PY) -m pytest --numprocesses=$(WORKERS) -o pythonpath= $(or $(ARGS),$(COMPILED_TESTS))
+COMPILED_TESTS := $(addprefix tests/,drill golden/test_in_process.py golden/test_process.py)
+
 # What takes long: tests that `make test` leaves out, and some that do more here; hours.
 # SHORT=1 is the part that continuous integration runs.
 soak: $(INSTALLED) machine
@@ -91,8 +108,8 @@ format: $(INSTALLED)
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-bench: $(INSTALLED) compiler
-	$(PY) -m benchmarks $(if $(ORIGINAL),--original $(ORIGINAL)) $(ARGS)
+bench: $(INSTALLED) compiler $(if $(COMPILED),$(BUILT))
+	$(PY) -m benchmarks $(if $(ORIGINAL),--original $(ORIGINAL)) $(if $(COMPILED),--packages $(dir $(BUILT))) $(ARGS)
 
 # Seconds of `pip install` into an empty environment, of Spark's start, and to the first row.
 # ARGS="--runs 3". Needs a registry.

@@ -39,6 +39,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rows", type=_names, help="some rows by name, with commas between")
     parser.add_argument("--original", type=Path, metavar="DIR", help="folder with its nsqd")
+    parser.add_argument(
+        "--packages",
+        type=Path,
+        metavar="DIR",
+        help="nsqd of the packages there, such as compiled ones",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     parser.add_argument("--seconds", type=float, help="length of a run (3; quick 0.5)")
     parser.add_argument("--repeats", type=int, help="runs of which the median counts (3; quick 1)")
@@ -135,7 +141,7 @@ def _run(arguments: argparse.Namespace, data: Path) -> int:
     rows, servers = _chosen_rows(arguments.rows), _chosen_servers(arguments)
     try:
         programs = build()
-        commands = kinds(programs.floor, arguments.original, data)
+        commands = kinds(programs.floor, arguments.original, data, arguments.packages)
         for kind in servers:
             with commands.start(kind, ()):
                 pass

@@ -219,16 +219,21 @@ def _wait_for_ports(
         time.sleep(0.02)
 
 
-def kinds(floor: Path, original: Path | None, data: Path) -> Kinds:
+def kinds(floor: Path, original: Path | None, data: Path, packages: Path | None = None) -> Kinds:
     """The commands for the compiled floor, this project's nsqd and, if given, the original's.
 
-    `original` is the folder of its binaries, `data` where data folders are made.
+    `original` is the folder of its binaries, `data` where data folders are made, `packages` has
+    this project's packages if they are not those of the checkout.
     Raises `ServerError` when there is no nsqd.
     """
-    commands: dict[str, Sequence[str]] = {
-        OURS: (sys.executable, "-m", "trionsq.local.nsqd"),
-        FLOOR: (str(floor),),
-    }
+    ours = (sys.executable, "-m", "trionsq.local.nsqd")
+    if packages is not None:
+        if not (packages / "trionsq/local/nsqd.py").is_file():
+            raise ServerError(f"there is no trionsq in {packages}")
+        # Without -P the working directory, which may be the checkout, comes first.
+        path = f"PYTHONPATH={packages.absolute()}"
+        ours = ("env", path, sys.executable, "-P", "-m", "trionsq.local.nsqd")
+    commands: dict[str, Sequence[str]] = {OURS: ours, FLOOR: (str(floor),)}
     if original is not None:
         if not (original / "nsqd").is_file():
             raise ServerError(f"there is no nsqd in {original}")

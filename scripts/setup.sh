@@ -3,6 +3,7 @@
 #
 #   scripts/setup.sh            the environment
 #   scripts/setup.sh compiler   a C compiler, which the benchmarks and their tests need
+#   scripts/setup.sh headers    the headers of Python, for what is compiled: docs/compiled.md
 #   scripts/setup.sh browser    Chromium, for the tests of the dashboard; without it they are skipped
 #   scripts/setup.sh network    iproute2, for the tests of deploy/; without it they are skipped
 #
@@ -66,6 +67,13 @@ compiler)
     echo '#include <stdio.h>' | "$(command -v cc || command -v gcc)" -E - >/dev/null 2>&1 ||
         apt_install libc6-dev "no C headers"
     ;;
+headers)
+    header=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("include") + "/Python.h")')
+    if [ ! -e "$header" ]; then
+        version=$(.venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+        apt_install "python$version-dev" "no Python.h"
+    fi
+    ;;
 network)
     command -v ip >/dev/null 2>&1 ||
         # In a subshell, for the other tests do without.
@@ -90,6 +98,6 @@ browser)
     touch .venv/.installed
     ;;
 *)
-    die "usage: scripts/setup.sh [compiler | browser | network]"
+    die "usage: scripts/setup.sh [compiler | headers | browser | network]"
     ;;
 esac

@@ -72,7 +72,8 @@ class RoundJob(Generic[_Log]):
     """
 
     # Most rounds change few of these, and many topics have one each: so a new one sets none.
-    count = nbytes = 0
+    count = 0
+    nbytes = 0
     round: Round | None = None
     written: Sequence[MessageBatch] = ()
     begun: Sequence[SegmentFile] = ()
@@ -80,7 +81,8 @@ class RoundJob(Generic[_Log]):
     unwritten_from: int | None = None
     error: Exception | None = None
     # It has to be durable; alone: in its segment, with all before it.
-    _sync = _alone = False
+    _sync = False
+    _alone = False
     # The sequence of the next message, if the disk has to show that it works again.
     _probe_at: int | None = None
     _write: RoundWrite | None = None
