@@ -11,14 +11,13 @@ from tests.core.helpers import WALL_NS, MemoryBackend, segment, wall_ns
 from tests.core.test_topic import new_topic
 from trionsq.core import weighed
 from trionsq.core.batch import ListColumn, MessageBatch, Segment
-from trionsq.core.bounded import BoundedChannelStore, BoundedStore, QueueFull
+from trionsq.core.bounded import BoundedStore, QueueFull
 from trionsq.core.bounds import weight
 from trionsq.core.channel import ChannelState
-from trionsq.core.governed import GovernedChannel, govern_channel
-from trionsq.core.governed_topic import GovernedTopic, govern_topic
+from trionsq.core.governed import ChannelGovernor, govern_channel
+from trionsq.core.governed_topic import govern_topic
 from trionsq.core.policies import AppliedSettings
 from trionsq.core.queue import MessageQueue
-from trionsq.core.recovered import ChannelStore
 from trionsq.core.subscription import Delivery, Subscription
 from trionsq.core.topic import TopicState
 from trionsq.core.weighed import WeighedQueue
@@ -62,6 +61,17 @@ class World:
         self.channel.dispatch(self.now_s)  # as its task does
         self.check()
 
+    @property
+    def governor(self) -> ChannelGovernor:
+        """The policy at work."""
+        assert isinstance(self.channel.governor, ChannelGovernor)
+        return self.channel.governor
+
+    @property
+    def bounded(self) -> BoundedStore:
+        """The queue with its bounds."""
+        return self.governor.bounded
+
     def check(self) -> None:
         assert self.channel.check() is None
 
@@ -75,18 +85,24 @@ class World:
         return dict(self.channel.dropped)
 
 
-def test_the_class_follows_the_policy() -> None:
-    """A channel is another one while a policy applies, and as before when none does."""
+def policy_of(channel: ChannelState) -> tuple[object, object, object]:
+    """What a channel has of its policy."""
+    return channel.governor, channel.store.governor, channel.store.bounds
+
+
+def test_the_governor_follows_the_policy() -> None:
+    """A channel has one while a policy applies, and is as before when none does."""
     world = World()
     world.put(0, 8)
     world.govern(max_messages=100)
-    assert type(world.channel).__name__ == "GovernedChannel"
-    assert type(world.channel.store).__name__ == "BoundedChannelStore"
+    assert world.governor.channel is world.channel
+    assert world.bounded.store is world.channel.store
+    assert None not in policy_of(world.channel)
     assert type(world.channel.store.memory) is WeighedQueue
     assert world.channel.depth == 8
     world.govern()
-    assert type(world.channel) is ChannelState
-    assert type(world.channel.store) is ChannelStore
+    assert set(policy_of(world.channel)) == {None}
+    assert world.channel.in_flight.return_timed_out == world.channel.store.restore
     assert type(world.channel.store.memory) is MessageQueue
     assert world.channel.settings is None
     world.put(8, 8)
@@ -129,15 +145,11 @@ def test_bytes_are_bounded(when_full: str, mem: int) -> None:
     client = world.subscribe(0)
     for turn in range(50):
         world.put(turn * 4, 4, size=16 + turn)
-        store = world.channel.store
-        assert isinstance(store, BoundedStore)
-        assert store.nbytes <= 1000
+        assert world.bounded.nbytes <= 1000
         world.channel.set_ready(client, len(client.in_flight) + turn % 3, world.now_s)
     assert world.channel.depth > 5
     world.channel.set_ready(client, 1000, world.now_s)
-    store = world.channel.store
-    assert isinstance(store, BoundedStore)
-    assert store.nbytes == 0
+    assert world.bounded.nbytes == 0
     assert world.dropped["max_bytes"] + len(world.ids) == 200
     world.check()
 
@@ -148,13 +160,11 @@ def test_a_backlog_of_before_is_trimmed_in_steps() -> None:
     for first in range(0, 9_000, 3):
         world.put(first, 3)
     world.govern(max_messages=100)
-    channel = world.channel
-    assert isinstance(channel, GovernedChannel)
     calls = 1
-    while channel.trim(0.0):
+    while world.governor.trim(0.0):
         calls += 1
     assert calls == 5
-    assert channel.depth == 100
+    assert world.channel.depth == 100
     world.subscribe(1000)
     assert sorted(world.ids) == list(range(8_900, 9_000))
 
@@ -229,10 +239,8 @@ def test_old_messages_go_without_a_consumer(setting: str, mem: int) -> None:
         )
         world.channel.put(Segment(batch, 0, 1), 0.0, wall_ns(0.0))
     world.now_s = 15.0
-    channel = world.channel
-    assert isinstance(channel, GovernedChannel)
-    assert not channel.drop_old(15.0, wall_ns(15.0))
-    assert channel.depth == 14
+    assert not world.governor.drop_old(15.0, wall_ns(15.0))
+    assert world.channel.depth == 14
     world.subscribe(100)
     assert sorted(world.ids) == list(range(6, 20))
     reason = "expired" if setting == "message_ttl_ns" else "max_age"
@@ -323,8 +331,7 @@ def test_a_long_backlog_is_weighed_in_part(monkeypatch: pytest.MonkeyPatch) -> N
     for first in range(20, 60, 2):
         world.put(first, 2, 100)
     world.govern(max_bytes=100_000)
-    store = world.channel.store
-    assert isinstance(store, BoundedChannelStore)
+    store = world.bounded
     assert store.nbytes == 60 * 10
     client = world.subscribe(60)
     assert (len(client.in_flight), store.nbytes) == (60, 0)
@@ -343,6 +350,10 @@ def governed_topic(mem: int = MEM, **settings: object) -> TopicState:
     topic, _ = new_topic(mem)
     govern_topic(topic, AppliedSettings(**settings), lambda: wall_ns(100.0))  # type: ignore[arg-type]
     return topic
+
+
+def is_governed(topic: TopicState) -> bool:
+    return topic.governor is not None
 
 
 @pytest.mark.parametrize("mem", [0, 5, 100])
@@ -384,7 +395,7 @@ def test_a_full_channel_refuses_at_the_topic() -> None:
     settings = AppliedSettings(max_messages=10, when_full="refuse")
     govern_channel(channels[1], settings, lambda: wall_ns(0.0))
     govern_topic(topic, None, lambda: wall_ns(0.0))
-    assert isinstance(topic, GovernedTopic)
+    assert is_governed(topic)
     for _ in range(5):
         topic.publish(texts(2), wall_ns(0.0))
     with pytest.raises(QueueFull, match="channel t:b is full: max_messages"):
@@ -395,8 +406,9 @@ def test_a_full_channel_refuses_at_the_topic() -> None:
     with pytest.raises(QueueFull):
         topic.publish(texts(1), wall_ns(0.0))
     govern_channel(channels[1], None, lambda: wall_ns(0.0))
+    topic.publish(texts(1), wall_ns(0.0))  # before the topic hears of it
     govern_topic(topic, None, lambda: wall_ns(0.0))
-    assert type(topic) is TopicState
+    assert not is_governed(topic)
     topic.publish(texts(1), wall_ns(0.0))
 
 
@@ -405,8 +417,8 @@ def test_old_messages_of_a_topic_go() -> None:
     topic = governed_topic(3, message_ttl_ns=10 * SECOND_NS)
     for second in range(20):
         topic.publish(texts(1), wall_ns(float(second)))
-    assert isinstance(topic, GovernedTopic)
-    assert not topic.drop_old(0.0, wall_ns(15.0))
+    assert topic.governor is not None
+    assert not topic.governor.drop_old(0.0, wall_ns(15.0))
     assert topic.depth == 14
     assert topic.dropped == {"expired": 6}
     assert topic.check() is None
@@ -417,8 +429,8 @@ def test_what_is_to_be_a_letter_waits_for_a_channel() -> None:
     topic = governed_topic(3, message_ttl_ns=10 * SECOND_NS, when_expired="dead_letter")
     for second in range(20):
         topic.publish(texts(1), wall_ns(float(second)))
-    assert isinstance(topic, GovernedTopic)
-    assert not topic.drop_old(0.0, wall_ns(100.0))
+    assert topic.governor is not None
+    assert not topic.governor.drop_old(0.0, wall_ns(100.0))
     assert (topic.depth, topic.dropped) == (20, {})
 
 
@@ -471,8 +483,8 @@ def test_counters_balance_whatever_happens(seed: int) -> None:
             world.channel.requeue(client, one, delay_ms, world.now_s, wall_ns(world.now_s))
         else:
             world.channel.scan(world.now_s, wall_ns(world.now_s))
-            if isinstance(world.channel, GovernedChannel):
-                world.channel.drop_old(world.now_s, wall_ns(world.now_s))
+            if world.channel.governor is not None:
+                world.channel.governor.drop_old(world.now_s, wall_ns(world.now_s))
         world.check()
         store = world.channel.store
         if isinstance(store.memory, WeighedQueue):

@@ -303,6 +303,37 @@ def numbers_in(segments: Iterable[Segment]) -> list[int]:
     return [int(body) for one in segments for body in one.batch.bodies.slice(one.first, one.last)]
 
 
+class RecoveringBackend(MemoryBackend):
+    """One whose messages are all from before an unclean stop."""
+
+    def is_recovering(self) -> bool:
+        return True
+
+
+def test_it_notes_what_it_reads_as_long_as_a_channel_needs_it() -> None:
+    """A channel needs it until it has read its own messages, or is removed."""
+    topic, _ = new_topic(0)
+    topic.publish(bodies(b"a"), 0)
+    backends = [RecoveringBackend(), RecoveringBackend()]
+    for name, backend in zip("ab", backends, strict=True):
+        topic.add_channel(ChannelState(name, 0, backend, Random(1)))
+    stores = [topic.channels[name].store for name in "ab"]
+    noted = topic._recovered
+    assert noted is not None
+    assert [store.recovered for store in stores] == [noted, noted]
+    pump_all(topic)
+    assert (len(noted), noted.user_count) == (1, 2)
+    assert stores[0].pop_segment(10) is None
+    assert [store.recovered for store in stores] == [None, noted]
+    assert (len(noted), noted.user_count) == (1, 1)
+    topic.remove_channel("b")
+    assert (len(noted), noted.user_count) == (0, 0)
+    topic.publish(bodies(b"b"), 0)
+    pump_all(topic)
+    assert not noted
+    assert topic._recovered is not noted
+
+
 class TopicMachine(RuleBasedStateMachine):
     """A topic against lists: each channel gets what is pumped after its creation, once, in order.
 

@@ -8,7 +8,7 @@ from tests.core.helpers import WALL_NS, wall_ns
 from tests.core.test_governed import World
 from trionsq.core import given_up as given_up_module
 from trionsq.core.given_up import DEAD_LETTERED, GivenUp
-from trionsq.core.governed import GovernedChannel, renew_bounds
+from trionsq.core.governed import renew_bounds
 from trionsq.core.policies import DEAD_LETTER
 from trionsq.durations import SECOND_NS
 
@@ -39,8 +39,7 @@ class Stage(World):
         return len(messages)
 
     def drop_old(self) -> bool:
-        assert isinstance(self.channel, GovernedChannel)
-        return self.channel.drop_old(self.now_s, wall_ns(self.now_s))
+        return self.governor.drop_old(self.now_s, wall_ns(self.now_s))
 
 
 @pytest.mark.parametrize("mem", [0, 3, 1000])

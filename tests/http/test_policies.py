@@ -13,7 +13,6 @@ from quart_trio import QuartTrio
 
 from trionsq.broker import policies
 from trionsq.broker.broker import Broker
-from trionsq.core.governed import GovernedChannel
 from trionsq.http.app import create_app
 from trionsq.logtext import first_error
 from trionsq.storage.metadata import MetadataError
@@ -135,7 +134,7 @@ async def test_policies_outlive_a_restart() -> None:
         assert (policy.name, policy.values) == ("p", {"max_messages": 10, "when_full": "refuse"})
     async with nsqd_in_memory(disk=disk) as broker:
         assert list(broker.policies.applied.policies) == ["p"]
-        assert isinstance(broker.topics["orders"].channels["c"].core, GovernedChannel)
+        assert broker.topics["orders"].channels["c"].core.governor is not None
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from trionsq.wire.events import (
     PublishMany,
     PublishManyBegins,
 )
-from trionsq.wire.keyed import accept_keys
 from trionsq.wire.lines import CommandLimits
 from trionsq.wire.server import ServerParser
 from trionsq.wire.states import MAGIC_V2
@@ -66,7 +65,7 @@ def streams(draw: st.DrawFn) -> Stream:
 def events_of(data: list[bytes], *, keyed: bool) -> list[Event]:
     """The events of a parser that gets the data read by read."""
     parser = ServerParser(LIMITS)
-    accept_keys(parser, keyed)
+    parser.accepts_keys = keyed
     events: list[Event] = []
     for piece in [MAGIC_V2, *data]:
         parser.receive(piece)
@@ -125,7 +124,7 @@ def test_an_invalid_key_is_never_sent(key: bytes) -> None:
 def test_where_tls_is_required_it_is_required_first() -> None:
     """A key makes no way around it."""
     parser = ServerParser(LIMITS, tls_required=True)
-    accept_keys(parser, True)
+    parser.accepts_keys = True
     parser.receive(MAGIC_V2 + commands.publish("t", b"x", b"k"))
     with pytest.raises(ProtocolError, match="TLS required"):
         parser.next_event()

@@ -70,8 +70,8 @@ class Gathering:
         """Find out whether there is room."""
         core = self._core
         store = core.store
-        if core.may_refuse:
-            return False
+        if core.governor is not None:
+            return False  # it may refuse
         if not store.backend.has_published:
             self._room = min(_MAX_MESSAGES, store.room)
             self._round = STORED

@@ -24,7 +24,6 @@ from trionsq.transports.transport import LayeredTransport, Transport
 from trionsq.wire import events, frames
 from trionsq.wire.errors import ProtocolError
 from trionsq.wire.identify import Negotiated, ServerFeatures, answer, negotiate
-from trionsq.wire.keyed import accept_keys
 
 __all__ = ["IdentifyCommand", "server_features", "server_tls"]
 
@@ -99,7 +98,7 @@ class IdentifyCommand:
             _check_layers(client, identity)
         client.identity = identity
         client.parser.heartbeats = identity.heartbeat_interval_ms is not None
-        accept_keys(client.parser, bool(identity.idempotent_publish))
+        client.parser.accepts_keys = bool(identity.idempotent_publish)
         client.parser.dead_letters = identity.dead_letters
         client.consumer.msg_timeout_s = identity.msg_timeout_ms / 1e3
         client.consumer.sample_rate = identity.sample_rate

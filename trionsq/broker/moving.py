@@ -297,7 +297,7 @@ class TopicMove:
         for due_ns, segment in came_back.part(0, len(came_back)):
             cursor.held.add_segment(segment, due_ns)
         core.deferred = cursor.new_deferred(core.scan_at)
-        core.store.recovered = None
+        core.store.release_recovered()
         queue.change_backend(cursor)
         core.scan_at(0.0)
         moved.channel.wake()

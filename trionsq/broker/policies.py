@@ -22,8 +22,9 @@ from trionsq.broker.replaced_file import ReplacedFile
 from trionsq.broker.runtime import Clock
 from trionsq.broker.topic import Topic
 from trionsq.core.channel import ChannelState
-from trionsq.core.governed import GovernedChannel, govern_channel
-from trionsq.core.governed_topic import GovernedTopic, govern_topic, is_governed
+from trionsq.core.dispatch import GovernsQueue
+from trionsq.core.governed import govern_channel
+from trionsq.core.governed_topic import govern_topic
 from trionsq.core.policies import Policy, PolicyError, PolicySet, parse_policies
 from trionsq.core.topic import TopicState
 from trionsq.storage.folder import DataFolder, Job, reason_of
@@ -261,13 +262,14 @@ class Policies:
         for topic in list(self._topics.values()):
             cores: list[TopicState | ChannelState] = [*topic.core.channels.values(), topic.core]
             for core in cores:
-                if not is_governed(core):
+                governor = core.governor
+                if governor is None:
                     continue
                 with self._defects.fence("policy", f"{core!r}"):
-                    # The policy may go meanwhile.
-                    while is_governed(core) and self._look_at_queue(core):
+                    while governor is not None and self._look_at_queue(governor):
                         await trio.lowlevel.checkpoint()
                         until = time.perf_counter() + _STEP_S
+                        governor = core.governor  # another policy may apply meanwhile, or none
                 if logs and lines < _MAX_LINES:
                     lines += self._log_drops(topic, core)
                 if time.perf_counter() > until:
@@ -276,11 +278,11 @@ class Policies:
         if lines:
             self._log_at_s = self._clock.now_s() + _LOG_S
 
-    def _look_at_queue(self, core: GovernedChannel | GovernedTopic) -> bool:
+    def _look_at_queue(self, governor: GovernsQueue) -> bool:
         """Drop some of what is too old or too much; return whether there is more."""
         now_s = self._clock.now_s()
-        more = core.drop_old(now_s, self._clock.now_ns())
-        return core.trim(now_s) or more
+        more = governor.drop_old(now_s, self._clock.now_ns())
+        return governor.trim(now_s) or more
 
     def _log_drops(self, topic: Topic, core: TopicState | ChannelState) -> bool:
         dropped = core.dropped

@@ -99,6 +99,20 @@ class Bounds:
         self.has_room = has_room
         self.left = LeftOut()
 
+    def note_read(self, segment: Segment, depth: int) -> None:
+        """Take what was read from the backend off its size; ``depth``: what it still has."""
+        nbytes = self.backend_nbytes - weight(segment)
+        self.backend_nbytes = nbytes if nbytes > 0 and depth else 0
+
+    def forget(self) -> int:
+        """Note that the queue is emptied; return how many messages it had left out.
+
+        Those were counted as dropped when they came.
+        """
+        left, self.left = self.left, LeftOut()
+        self.backend_nbytes = 0
+        return left.count
+
     def oldest_allowed(self, wall_ns: int) -> tuple[int, str]:
         """Return the time up to which what was published is too old, and why.
 

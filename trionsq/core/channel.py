@@ -82,8 +82,6 @@ class ChannelState(ChannelDispatch):
         settings: what the policies set of it, replaced when they change; None if they set nothing.
     """
 
-    store: ChannelStore
-
     def __init__(self, name: str, mem_queue_size: int, backend: Backend, random: Random) -> None:
         super().__init__(ChannelStore(mem_queue_size, backend, random), random)
         self.name = name
@@ -139,18 +137,21 @@ class ChannelState(ChannelDispatch):
 
     # From the topic
 
-    def put(self, segment: Segment, now_s: float, now_ns: int) -> int:
+    def put(self, segment: Segment, now_s: float, now_ns: int, governed: bool = True) -> int:
         """Take messages from the topic; the segment belongs to the channel from now on.
 
-        Returns what that cost: PUT_QUEUED, PUT_BUSY or PUT_STORED.
+        ``governed``: whether its policy, if it has one, has a say. Returns what that cost:
+        PUT_QUEUED, PUT_BUSY or PUT_STORED.
 
         Raises:
             BackendError: there is no room for them; nothing changed.
         """
+        if self.governor is not None and governed:
+            return self.governor.put(segment, now_s, now_ns)
         count = segment.last - segment.first
         defer_ms = segment.batch.defer_ms
         if defer_ms:
-            self.message_count += self._defer(segment, now_s, now_ns, defer_ms)
+            self.message_count += self.defer(segment, now_s, now_ns, defer_ms)
             return PUT_BUSY
         store = self.store
         in_memory = store.append(segment)
@@ -231,6 +232,8 @@ class ChannelState(ChannelDispatch):
         if not delivery.written:
             delivery.some_gone = True
         segment = delivery.extract([id_])
+        if not delay_ms and self.governor is not None:
+            delay_ms = self.governor.retry_delay_ms(segment.attempts)
         subscription.requeue_count += 1
         self.requeue_count += 1
         self.in_flight.count -= 1
@@ -238,7 +241,7 @@ class ChannelState(ChannelDispatch):
         if give_up is not None and not give_up([segment], subscription, "requeued"):
             pass
         elif delay_ms:
-            self._defer(segment, now_s, now_ns, delay_ms)
+            self.defer(segment, now_s, now_ns, delay_ms)
         else:
             self.store.restore(segment)
         self.offer_credit(subscription, now_s)
@@ -264,6 +267,8 @@ class ChannelState(ChannelDispatch):
         It does a bounded part of that, and asks to be called again at once if there is more.
         Returns the cost, in messages looked at.
         """
+        if self.governor is not None:
+            self.governor.begin_scan(now_s, now_ns)
         self.wake_at_s = NEVER
         cost = 0
         while cost < MAX_SCAN:
@@ -293,11 +298,6 @@ class ChannelState(ChannelDispatch):
             if cost >= MAX_SCAN:
                 break
         return cost
-
-    def _defer(self, segment: Segment, now_s: float, now_ns: int, delay_ms: int) -> int:
-        count = self.defer_segment(segment, now_ns + delay_ms * 1_000_000)
-        self.scan_at(now_s + delay_ms / 1e3)
-        return count
 
     # By the operator
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from random import Random
-from typing import Final
+from typing import Final, Protocol
 
 from trionsq.core.batch import Segment, sampled
 from trionsq.core.containers import NEVER
@@ -17,7 +17,14 @@ from trionsq.core.queue import BackendError
 from trionsq.core.recovered import ChannelStore
 from trionsq.core.subscription import Delivery, Subscription
 
-__all__ = ["MAX_DELIVERY_MESSAGES", "MAX_DISPATCH", "REST_S", "ChannelDispatch"]
+__all__ = [
+    "MAX_DELIVERY_MESSAGES",
+    "MAX_DISPATCH",
+    "REST_S",
+    "ChannelDispatch",
+    "GovernsChannel",
+    "GovernsQueue",
+]
 
 # A delivery is at most this much, and 256 KiB (`recovered.MAX_DELIVERY_BYTES`), so that clients
 # share fairly and no frame buffer grows large.
@@ -46,6 +53,44 @@ def _no_clock(now_s: float) -> int:
     return 0
 
 
+class GovernsQueue(Protocol):
+    """A policy at work on a topic or channel."""
+
+    def trim(self, now_s: float, came: int = 0) -> bool:
+        """Drop the oldest messages that are over the bounds; return whether there are more.
+
+        No more than ``came`` and some are dropped in one call.
+        """
+
+    def drop_old(self, now_s: float, wall_ns: int) -> bool:
+        """Drop what waits and has become too old; return whether there may be more."""
+
+
+class GovernsChannel(GovernsQueue, Protocol):
+    """A policy at work on a channel; see `trionsq.core.governed.ChannelGovernor`."""
+
+    def renew_bounds(self, now_ns: Callable[[], int]) -> None:
+        """See that the `Keeper` is another one, or that it has become final."""
+
+    def full_reason(self, count: int, nbytes: int) -> str:
+        """Return the bound that so much more would exceed, if then publishes are refused."""
+
+    def put(self, segment: Segment, now_s: float, now_ns: int) -> int:
+        """Take the place of `ChannelState.put`."""
+
+    def retry_delay_ms(self, attempts: int) -> int:
+        """Return how long a message waits that comes back after so many attempts."""
+
+    def begin_scan(self, now_s: float, now_ns: int) -> None:
+        """`ChannelState.scan` is about to return what timed out."""
+
+    def dispatched(self, now_s: float) -> None:
+        """`ChannelDispatch.dispatch` has ended."""
+
+    def pass_on(self, now_s: float) -> None:
+        """A client without credit has given something back."""
+
+
 class ChannelDispatch:
     """Deliveries of one channel.
 
@@ -68,6 +113,8 @@ class ChannelDispatch:
         deferred: messages that wait for their due time.
         waiting: the line of clients with credit; at most half of them are disconnected.
         paused: whether deliveries are stopped.
+        random: makes the choices.
+        governor: the policy at work on the channel; None without one.
     """
 
     def __init__(self, store: ChannelStore, random: Random) -> None:
@@ -88,7 +135,8 @@ class ChannelDispatch:
         self.waiting: deque[Subscription] = deque()
         self.paused = False
         self._gone_waiting = 0
-        self._random = random
+        self.random = random
+        self.governor: GovernsChannel | None = None
 
     def scan_at(self, at_s: float) -> None:
         """Have `scan` run at that time at the latest."""
@@ -114,6 +162,8 @@ class ChannelDispatch:
                 or subscription.blocked
                 or subscription.gone
             ):
+                if self.governor is not None:
+                    self.governor.pass_on(now_s)
                 return
             subscription.waiting = True
             self.waiting.append(subscription)
@@ -151,6 +201,8 @@ class ChannelDispatch:
         store, waiting = self.store, self.waiting
         left = MAX_DISPATCH
         if self.paused or (now_s < self._rests_until_s and self._is_resting(now_s)):
+            if self.governor is not None:
+                self.governor.dispatched(now_s)
             return 0
         messages_left = False
         while waiting and (store.memory.depth or store.backend.depth):
@@ -185,7 +237,7 @@ class ChannelDispatch:
                     self.scan_at(now_s)
                     continue
                 rate = subscription.sample_rate
-                kept = sampled(segment, rate, self._random) if rate else segment
+                kept = sampled(segment, rate, self.random) if rate else segment
                 is_taken = kept is None or self._deliver(subscription, kept, now_s)
             except Exception:
                 if segment is not None:
@@ -210,7 +262,15 @@ class ChannelDispatch:
                 subscription.waiting = False
         if messages_left:
             self.made_room()
+        if self.governor is not None:
+            self.governor.dispatched(now_s)
         return MAX_DISPATCH - left
+
+    def defer(self, segment: Segment, now_s: float, now_ns: int, delay_ms: int) -> int:
+        """As `defer_segment`, and have `scan` run when they are due."""
+        count = self.defer_segment(segment, now_ns + delay_ms * 1_000_000)
+        self.scan_at(now_s + delay_ms / 1e3)
+        return count
 
     def defer_segment(self, segment: Segment, due_ns: int) -> int:
         """Keep messages until they are due; return how many, as `DeferredMessages.add_segment`."""

@@ -28,6 +28,8 @@ __all__ = [
 # Messages moved to the backend in one append, at the end of the broker's life.
 _MAX_SAVE_MESSAGES: Final = 10_000
 _MAX_SAVE_BYTES: Final = 4 * 1024 * 1024
+# Bodies that are read at once to be dropped.
+_MAX_DROP_BYTES: Final = 1 << 20
 
 
 class BackendError(Exception):
@@ -168,6 +170,10 @@ class MessageQueue:
         """Return the segments in order; the queue is not used any more."""
         return self._segments
 
+    def has_room(self, segment: Segment, limit: int) -> bool:
+        """Return whether there are no more than ``limit`` messages with those of a segment."""
+        return segment.count <= limit - self.depth
+
     def append(self, segment: Segment) -> None:
         """Add at the tail. The segment belongs to the queue from now on."""
         self._segments.append(segment)
@@ -257,8 +263,9 @@ class Store:
 
     @property
     def depth(self) -> int:
-        """Messages that wait, in memory and in the backend."""
-        return self.memory.depth + self.backend.depth
+        """Messages that wait, in memory and in the backend; without those left out by a policy."""
+        depth = self.memory.depth + self.backend.depth
+        return depth if self.bounds is None else depth - self.bounds.left.count
 
     @property
     def room(self) -> int:
@@ -317,26 +324,34 @@ class Store:
         """As `Backend.append`, and counted."""
         self.backend.append(segment, due_ns)
         self.backend_in_count += segment.last - segment.first
+        if self.bounds is not None:
+            self.bounds.backend_nbytes += weight(segment)
 
     def read_backend(self, max_count: int, max_bytes: int) -> Segment | None:
         """As `Backend.read`, and counted."""
         if (segment := self.backend.read(max_count, max_bytes)) is not None:
             self.backend_out_count += segment.last - segment.first
+            if self.bounds is not None:
+                self.bounds.note_read(segment, self.backend.depth)
         return segment
+
+    def read_segment(self, max_count: int) -> Segment | None:
+        """Read the next messages of the backend, as many as may be dropped at once."""
+        return self.read_backend(max_count, _MAX_DROP_BYTES)
 
     def restore(self, segment: Segment) -> None:
         """Append messages that were in the queue before. They are never refused."""
-        if segment.count > self.room:
-            try:
-                self.append_to_backend(segment)
-            except BackendError:
-                # Over the limit by no more than what was in flight or deferred.
-                self.memory.append(segment)
-            except Exception:
-                self.memory.append(segment)  # a defect loses no message
-                raise
-        else:
+        if self.memory.has_room(segment, self.limit):
             self.memory.append(segment)
+            return
+        try:
+            self.append_to_backend(segment)
+        except BackendError:
+            # Over the limit by no more than what was in flight or deferred.
+            self.memory.append(segment)
+        except Exception:
+            self.memory.append(segment)  # a defect loses no message
+            raise
 
     def save_memory(self) -> None:
         """Move the memory queue to the backend.
@@ -374,6 +389,8 @@ class Store:
         memory, self.memory = self.memory, type(self.memory)()
         self.drop("emptied", memory.depth)
         self.dropped["emptied"] += (empty_backend or self.backend.empty)()
+        if self.bounds is not None:
+            self.dropped["emptied"] -= self.bounds.forget()
         return memory
 
     def check(self) -> str | None:

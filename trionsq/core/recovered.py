@@ -9,12 +9,12 @@ start leaves out the copies.
 from __future__ import annotations
 
 from random import Random
-from typing import Final
+from typing import Final, Protocol
 
 from trionsq.core.batch import Segment
 from trionsq.core.queue import Backend, Store
 
-__all__ = ["MAX_DELIVERY_BYTES", "ChannelStore", "Recovered"]
+__all__ = ["MAX_DELIVERY_BYTES", "ChannelStore", "GovernsDelivery", "Recovered"]
 
 # The bodies of one delivery; so much is popped at once.
 MAX_DELIVERY_BYTES: Final = 256 * 1024
@@ -28,11 +28,16 @@ _MAX_IDS: Final = 20_000
 
 
 class Recovered:
-    """The first messages that a topic gave to its channels from disk since the start."""
+    """The first messages that a topic gave to its channels from disk since the start.
 
-    __slots__ = ("__weakref__", "_bodies")
+    Attributes:
+        user_count: the `ChannelStore`s that need it.
+    """
+
+    __slots__ = ("_bodies", "user_count")
 
     def __init__(self) -> None:
+        self.user_count = 0
         # The hash of each body, by id.
         self._bodies: dict[bytes, int] = {}
 
@@ -69,6 +74,16 @@ class Recovered:
         return Segment(batch, 0, len(kept), segment.attempts)
 
 
+class GovernsDelivery(Protocol):
+    """A policy at work on what a `ChannelStore` delivers."""
+
+    def pop_segment(self, max_count: int) -> Segment | None:
+        """Take the place of `ChannelStore.pop_segment`."""
+
+    def read_wanted(self, max_count: int) -> Segment | None:
+        """Read the next messages of the backend, without those that the policy leaves out."""
+
+
 class ChannelStore(Store):
     """The queue of a channel, from which segments are popped for delivery.
 
@@ -76,15 +91,31 @@ class ChannelStore(Store):
         recovered: the messages that the topic may have given once more; None if there is no need
             to know them.
         must_read_on: whether the last `pop_segment` gave up although there may be more to read.
+        random: makes the choices.
+        governor: the policy at work on what is delivered; None without one.
     """
 
-    __slots__ = ("_random", "must_read_on", "recovered")
+    __slots__ = ("governor", "must_read_on", "random", "recovered")
 
     def __init__(self, limit: int, backend: Backend, random: Random) -> None:
         super().__init__(limit, backend)
         self.recovered: Recovered | None = None
         self.must_read_on = False
-        self._random = random
+        self.random = random
+        self.governor: GovernsDelivery | None = None
+
+    def use_recovered(self, recovered: Recovered) -> None:
+        """Leave out copies from now on."""
+        self.recovered = recovered
+        recovered.user_count += 1
+
+    def release_recovered(self) -> None:
+        """Leave out no copies any more."""
+        if self.recovered is not None:
+            self.recovered.user_count -= 1
+            if not self.recovered.user_count:
+                self.recovered.clear()  # the topic has it, until it is to note something
+            self.recovered = None
 
     def pop_segment(self, max_count: int) -> Segment | None:
         """Pop the next messages; None if the backend has some and gives none now.
@@ -92,28 +123,34 @@ class ChannelStore(Store):
         Memory and the backend are served at random, so that neither waits for the other to end. A
         deferred message that the backend kept comes alone.
         """
-        if self.backend.depth and (not self.memory.depth or self._random.random() < 0.5):
-            segment = self._read_segment(max_count)
+        if self.governor is not None:
+            return self.governor.pop_segment(max_count)
+        if self.backend.depth and (not self.memory.depth or self.random.random() < 0.5):
+            segment = self.read_segment(max_count)
             if segment is not None:
                 return segment
             if not self.memory.depth:
                 return None
         return self.memory.pop_segment(max_count, MAX_DELIVERY_BYTES)
 
-    def _read_segment(self, max_count: int) -> Segment | None:
+    def read_segment(self, max_count: int) -> Segment | None:
         """Read the next messages of the backend, without copies of what the topic gave again."""
         self.must_read_on = False
         for _ in range(_MAX_COPIES_READS):
             recovered = self.recovered
             if recovered is None:
+                if self.governor is not None:
+                    return self.governor.read_wanted(max_count)
                 return self.read_backend(max_count, MAX_DELIVERY_BYTES)
             segment = self.read_backend(_MAX_READ_MESSAGES, MAX_DELIVERY_BYTES)
             is_recovering = self.backend.is_recovering()
+            kept = segment
+            if segment is not None and is_recovering:
+                kept = recovered.without_copies(segment)
             if not is_recovering or not self.backend.depth:
-                self.recovered = None
+                self.release_recovered()
             if segment is None:
                 return None
-            kept = recovered.without_copies(segment) if is_recovering else segment
             self.drop("double", segment.count - (0 if kept is None else kept.count))
             if kept is not None:
                 return self._first_of(kept, max_count)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Final
-from weakref import ref
+from typing import Final, Protocol
 
 from trionsq.core.batch import MessageBatch, Segment
 from trionsq.core.channel import ChannelState
 from trionsq.core.containers import Roster, free
+from trionsq.core.dispatch import GovernsQueue
 from trionsq.core.ids import IdSource
 from trionsq.core.keys import PublishKey
 from trionsq.core.policies import AppliedSettings
@@ -21,7 +21,7 @@ from trionsq.core.recovered import Recovered
 from trionsq.core.round import Round
 from trionsq.wire.bodies import Bodies
 
-__all__ = ["TopicState"]
+__all__ = ["GovernsTopic", "TopicState"]
 
 # No limit: a segment goes to the channels whole.
 _NO_LIMIT: Final = 2**63
@@ -50,6 +50,26 @@ class _FanOut:
         self.some_got_it = False
 
 
+class GovernsTopic(GovernsQueue, Protocol):
+    """A policy at work on a topic; see `trionsq.core.governed_topic.TopicGovernor`."""
+
+    def add_channel(self, channel: ChannelState) -> None:
+        """The topic has one more channel."""
+
+    def remove_channel(self, name: str) -> None:
+        """The topic has lost a channel."""
+
+    def admits(self, bodies: Bodies) -> bool:
+        """Return whether messages are to be queued. If not, they are counted as dropped already.
+
+        Raises:
+            QueueFull: they are refused.
+        """
+
+    def forget_published(self, nbytes: int) -> None:
+        """Take bodies that the backend failed to store off its size."""
+
+
 class TopicState:
     """One topic.
 
@@ -61,10 +81,9 @@ class TopicState:
         ids: makes the ids of its messages.
         error: why a channel refused the last segment, None if the fan-out is not stuck.
         settings: what the policies set of it, replaced when they change; None if they set nothing.
-        may_refuse: whether `publish` may refuse messages for which memory has room.
+        governor: the policy at work on it; None without one. With one `publish` may refuse messages
+            for which memory has room.
     """
-
-    may_refuse = False
 
     def __init__(self, name: str, mem_queue_size: int, backend: Backend, ids: IdSource) -> None:
         self.name = name
@@ -78,12 +97,13 @@ class TopicState:
         self.ids = ids
         self.fanned_out_count = 0
         self.settings: AppliedSettings | None = None
+        self.governor: GovernsTopic | None = None
         # The channels in order of their creation.
         self._roster: Roster[ChannelState] = Roster()
         self._fan_out: _FanOut | None = None
         self._backend_next = False
-        # Shared with the channels that still need it, and kept alive by them only.
-        self._recovered: ref[Recovered] | None = None
+        # Shared with the channels that still need it.
+        self._recovered: Recovered | None = None
 
     def __repr__(self) -> str:
         return f"<TopicState {self.name} depth={self.depth} channels={len(self.channels)}>"
@@ -132,11 +152,15 @@ class TopicState:
     ) -> Round | None:
         """Queue messages: all of them, or none. A log keeps the ``key`` with them.
 
-        Returns the round that decides whether they are stored; None if they are.
+        Returns the round that decides whether they are stored; None if they are, or if a policy
+        drops them.
 
         Raises:
             BackendError: there is no room for them.
         """
+        governor = self.governor
+        if governor is not None and not governor.admits(bodies):
+            return None
         ids = self.ids.next_ids(bodies.count, now_ns)
         batch = MessageBatch(bodies, ids, now_ns, defer_ms, key=key)
         self.store.append(Segment(batch, 0, batch.count))
@@ -145,6 +169,8 @@ class TopicState:
         pending = self.store.backend.pending
         if pending is None and self.channels and not self.paused and self.error is None:
             self.wake()
+        if governor is not None:
+            governor.trim(0.0, batch.count)
         return pending
 
     def publish_batch(self, batch: MessageBatch) -> Round | None:
@@ -161,6 +187,8 @@ class TopicState:
         self.message_count -= count
         self.message_bytes -= nbytes
         self.store.backend_in_count -= count
+        if self.governor is not None:
+            self.governor.forget_published(nbytes)
 
     def pump(self, now_s: float, now_ns: int) -> int:
         """Put a segment on the channels; after as many as fit in one turn, the next call goes on.
@@ -212,19 +240,18 @@ class TopicState:
             segment = store.read_backend(_NO_LIMIT, _NO_LIMIT)
             if segment is not None:
                 if self._recovered is not None:
-                    self._note_recovered(segment)
+                    self._note_recovered(self._recovered, segment)
                 return segment
         if not store.memory.depth:
             return None
         self._backend_next = True
         return store.memory.pop_segment(_NO_LIMIT, _NO_LIMIT)
 
-    def _note_recovered(self, segment: Segment) -> None:
-        recovered = self._recovered() if self._recovered is not None else None
-        if recovered is None:
-            self._recovered = None  # no channel needs it any more
-        else:
+    def _note_recovered(self, recovered: Recovered, segment: Segment) -> None:
+        if recovered.user_count:
             recovered.note_segment(segment)
+        else:
+            self._recovered = None
 
     def _end_fan_out(self, fan_out: _FanOut) -> None:
         self._fan_out = None
@@ -245,14 +272,19 @@ class TopicState:
         self.channels[channel.name] = channel
         self._roster.add(channel)
         if channel.store.backend.is_recovering():
-            recovered = self._recovered() if self._recovered is not None else None
-            channel.store.recovered = Recovered() if recovered is None else recovered
-            self._recovered = ref(channel.store.recovered)
+            if self._recovered is None:
+                self._recovered = Recovered()
+            channel.store.use_recovered(self._recovered)
+        if self.governor is not None:
+            self.governor.add_channel(channel)
 
     def remove_channel(self, name: str) -> None:
         """Remove a channel. A segment that no other channel has got goes back to the queue."""
         channel = self.channels.pop(name)
         self._roster.discard(channel)
+        channel.store.release_recovered()
+        if self.governor is not None:
+            self.governor.remove_channel(name)
         fan_out = self._fan_out
         if fan_out is None:
             return
@@ -301,9 +333,8 @@ class TopicState:
         where a turn ends.
         """
         memory = self.store.empty()
-        recovered = self._recovered() if self._recovered is not None else None
-        if recovered is not None:
-            recovered.clear()
+        if self._recovered is not None:
+            self._recovered.clear()
         fan_out, self._fan_out = self._fan_out, None
         if fan_out is not None:
             if fan_out.some_got_it:

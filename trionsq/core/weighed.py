@@ -103,6 +103,11 @@ class RetryQueue(WeighedQueue):
         self._segments.extendleft(reversed(self.retried.release()))
         return self._segments
 
+    def has_room(self, segment: Segment, limit: int) -> bool:
+        # To retried messages only these count: on disk they would wait behind the whole backlog.
+        used = self.retried.depth if segment.attempts else self.depth
+        return segment.count <= limit - used
+
     def append(self, segment: Segment) -> None:
         if segment.attempts:
             self.retried.append(segment)

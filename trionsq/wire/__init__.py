@@ -2,7 +2,7 @@
 
 - `errors`, `names`, `states`: refusals, valid names, and which command is allowed in which state
 - `server`: nsqd reads commands; with `lines` (command lines and runs of them), `mpub`, and `bodies`
-- `keyed`: the same, of a client whose publishes may have keys
+- `keyed`: the keys that publishes may have
 - `events`: the commands that `server` gives out
 - `frames`: what nsqd writes
 - `commands`, `client`: what a client writes, and reads

@@ -1,92 +1,51 @@
 """Commands of a client that asked for idempotent publishes: PUB, MPUB and DPUB may have a key.
 
 The key is one parameter more. Behind it may stand the epoch of nsqd, as IDENTIFY told it, when the
-publish was sent first. Other clients' parsers know nothing of this.
+publish was sent first. Other clients' parsers take no notice of it.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeAlias
 
-from trionsq.wire.bodies import ListBodies
 from trionsq.wire.errors import ProtocolError
-from trionsq.wire.events import Event, PublishDeferred, PublishMany, PublishOnce
-from trionsq.wire.lines import Params, split_line, valid_name
-from trionsq.wire.mpub import MpubScan
+from trionsq.wire.lines import Params, parse_deferred, split_line, valid_name
 from trionsq.wire.names import is_valid_key, quote
-from trionsq.wire.server import ServerParser
 
-__all__ = ["accept_keys"]
+__all__ = ["Key", "find_key", "parse_publish"]
 
 # Commands, and the number of their parameters without a key.
 _PARAMETERS: Final = {b"PUB": 1, b"MPUB": 1, b"DPUB": 2}
-# A key and an epoch.
-Key = tuple[bytes, bytes]
+
+Key: TypeAlias = tuple[bytes, bytes]
+"""A key and an epoch; the epoch is empty if there is none."""
 
 
-def accept_keys(parser: ServerParser, accept: bool) -> None:
-    """Have a parser take commands with a key from now on, or no longer."""
-    # So it costs those who did not ask nothing.
-    parser.__class__ = _KeyedParser if accept else ServerParser
+def find_key(line: bytes) -> Key | None:
+    """Return the key that a command line has, None if it has none.
+
+    Raises:
+        ProtocolError: the key or the epoch is not valid, or something stands behind them.
+    """
+    params = split_line(line)
+    count = _PARAMETERS.get(params[0])
+    if count is None or len(params) < count + 2:
+        return None
+    if len(params) > count + 3:
+        raise ProtocolError("E_INVALID", f"{params[0].decode()} invalid number of parameters")
+    key, epoch = params[count + 1], b"".join(params[count + 2 :])
+    for text in (key, epoch or key):
+        if not is_valid_key(text):
+            raise ProtocolError("E_BAD_KEY", b"%b key %b is not valid" % (params[0], quote(text)))
+    return key, epoch
 
 
-class _KeyedParser(ServerParser):
-    __slots__ = ()
+def parse_publish(params: Params, max_delay_ms: int) -> tuple[str, int]:
+    """Return the topic and the delay, in milliseconds, of a PUB or DPUB.
 
-    def _command(self, buffer: bytes | bytearray, pos: int, after: int) -> Event | None:
-        params = split_line(bytes(buffer[pos:after]))
-        count = _PARAMETERS.get(params[0])
-        if count is None or len(params) < count + 2 or self.tls_required:
-            return super()._command(buffer, pos, after)
-        self.commands += 1
-        line = bytes(buffer[pos:after])
-        self._pos = after
-        command = params[0].decode()
-        if len(params) > count + 3:
-            raise ProtocolError("E_INVALID", f"{command} invalid number of parameters")
-        key, epoch = params[count + 1], b"".join(params[count + 2 :])
-        for text in (key, epoch or key):
-            if not is_valid_key(text):
-                shown = quote(text)
-                raise ProtocolError("E_BAD_KEY", b"%b key %b is not valid" % (params[0], shown))
-        event = _HANDLERS[command](self, params, line, (key, epoch))
-        if self._waiting is not None:
-            self._pos = pos
-            self._trim_buffer()
-        return event
-
-    def _pub_once(self, params: Params, line: bytes, key: Key) -> Event | None:
-        topic = valid_name(params[1], "E_BAD_TOPIC", "PUB topic name")
-        message = self._message(line, "PUB")
-        if message is None:
-            return None
-        return PublishOnce("PUB", topic, key[0], 0, ListBodies([message]), key[1])
-
-    def _dpub_once(self, params: Params, line: bytes, key: Key) -> Event | None:
-        event = self._dpub(params, line)
-        if not isinstance(event, PublishDeferred):
-            return event
-        return PublishOnce("DPUB", event.topic, key[0], event.delay_ms, event.bodies, key[1])
-
-    def _mpub_once(self, params: Params, line: bytes, key: Key) -> Event | None:
-        event = self._mpub_line(params, line)
-        if self._mpub is not None:
-            self._mpub[1].key = key
-        return _with_key(event, key)
-
-    def _continue_mpub(self, topic: str, scan: MpubScan) -> Event | None:
-        event = super()._continue_mpub(topic, scan)
-        return event if scan.key is None else _with_key(event, scan.key)
-
-
-def _with_key(event: Event | None, key: Key) -> Event | None:
-    if not isinstance(event, PublishMany):
-        return event
-    return PublishOnce("MPUB", event.topic, key[0], 0, event.bodies, key[1])
-
-
-_HANDLERS: Final = {
-    "PUB": _KeyedParser._pub_once,
-    "MPUB": _KeyedParser._mpub_once,
-    "DPUB": _KeyedParser._dpub_once,
-}
+    Raises:
+        ProtocolError: one of them is not valid.
+    """
+    if params[0] == b"DPUB":
+        return parse_deferred(params, max_delay_ms)
+    return valid_name(params[1], "E_BAD_TOPIC", "PUB topic name"), 0

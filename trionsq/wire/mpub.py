@@ -25,6 +25,8 @@ _FIRST = 2 * _FIELD
 _NEVER = 2**63
 # Messages that one step of `parse_counted` walks: about 2 ms.
 _MAX_STEP_MESSAGES = 20_000
+# A read of 128 KiB with more messages takes 2 ms.
+_LONG = 10_000
 
 
 def same_size_prefix(buffer: bytes | bytearray, at: int, count: int) -> bool:
@@ -54,7 +56,9 @@ class MpubScan:
     __slots__ = ("_count", "_ends", "_max_body_size", "_max_msg_size", "_size", "end", "key",
                  "need", "what")  # fmt: skip
 
-    def __init__(self, max_msg_size: int, max_body_size: int) -> None:
+    def __init__(
+        self, max_msg_size: int, max_body_size: int, key: tuple[bytes, bytes] | None = None
+    ) -> None:
         self._max_msg_size = max_msg_size
         self._max_body_size = max_body_size
         self._count = 0
@@ -64,12 +68,12 @@ class MpubScan:
         self.need = _FIELD
         self.what = ("E_BAD_BODY", "body size")
         self.end = 0
-        self.key: tuple[bytes, bytes] | None = None
+        self.key = key
 
     @property
-    def walked(self) -> int:
-        """Messages walked so far."""
-        return len(self._ends) - 1
+    def is_long(self) -> bool:
+        """Whether very many messages have been walked."""
+        return len(self._ends) - 1 > _LONG
 
     @property
     def if_eof(self) -> ProtocolError:

@@ -24,9 +24,11 @@ from trionsq.wire.events import (
     PublishDeferred,
     PublishMany,
     PublishManyBegins,
+    PublishOnce,
     StartClose,
     Touch,
 )
+from trionsq.wire.keyed import Key, find_key, parse_publish
 from trionsq.wire.lines import (
     FIN_LINE_BYTES,
     CommandLimits,
@@ -46,7 +48,7 @@ from trionsq.wire.lines import (
     valid_name,
 )
 from trionsq.wire.mpub import MpubScan
-from trionsq.wire.states import COMMANDS, MAGIC_V2, TRANSITIONS, ConnectionState
+from trionsq.wire.states import ALLOWED, COMMANDS, MAGIC_V2, ConnectionState
 
 __all__ = ["MAX_LINE_BYTES", "ServerParser"]
 
@@ -59,14 +61,13 @@ _FIELD: Final = 4
 _NEVER: Final = 2**63
 _NOPS: Final = b"NOP\n" * 64
 _INT32 = Struct(">i")
-# Messages of an MPUB. A read of 128 KiB with 10,000 more of them takes 2 ms.
-_WALKED_MANY: Final = 10_000
 
 
 class ServerParser:
     """The commands of one client connection.
 
     Attributes:
+        accepts_keys: whether publishes may have keys; see `trionsq.wire.keyed`.
         state: the client's state after the last event.
         commands: complete command lines so far; a run counts as one.
         dead_letters: whether REQ may have the reason of a dead letter.
@@ -76,12 +77,13 @@ class ServerParser:
     """
 
     __slots__ = ("_allowed", "_buffer", "_failure", "_limits", "_magic", "_mpub", "_pause_at",
-                 "_pos", "_waiting", "commands", "dead_letters", "heartbeats", "is_used_up",
-                 "state", "tls_required")  # fmt: skip
+                 "_pos", "_waiting", "accepts_keys", "commands", "dead_letters", "heartbeats",
+                 "is_used_up", "state", "tls_required")  # fmt: skip
 
     def __init__(self, limits: CommandLimits, tls_required: bool = False) -> None:
         self.state = ConnectionState.INIT
-        self._allowed = _ALLOWED[ConnectionState.INIT]
+        self._allowed = ALLOWED[ConnectionState.INIT]
+        self.accepts_keys = False
         self.commands = 0
         self.dead_letters = False
         self.heartbeats = True
@@ -138,7 +140,7 @@ class ServerParser:
     @property
     def is_walking(self) -> bool:
         """Whether an MPUB of very many messages is being read: each read takes milliseconds."""
-        return self._mpub is not None and self._mpub[1].walked > _WALKED_MANY
+        return self._mpub is not None and self._mpub[1].is_long
 
     def pop_rest(self) -> bytes:
         """Return the bytes after the last event, which belong to TLS or a compressed stream."""
@@ -213,6 +215,8 @@ class ServerParser:
         """Handle the command whose line is ``buffer[pos:after]``; `_NOTHING` if it has no event."""
         self.commands += 1
         line = bytes(buffer[pos:after])
+        if self.accepts_keys and not self.tls_required and (key := find_key(line)) is not None:
+            return self._publish_once(key, line, pos, after)
         if not self.tls_required:
             if line.startswith(b"FIN ") and self.state is not ConnectionState.INIT:
                 if after == len(buffer) and (id_ := fin_id(line)):  # mostly there is nothing else
@@ -231,8 +235,7 @@ class ServerParser:
         params = split_line(line)
         name = params[0]
         if self.tls_required and name != b"IDENTIFY":
-            text = b"cannot %b in current state (TLS required)" % name
-            raise ProtocolError("E_INVALID", text)
+            raise ProtocolError("E_INVALID", b"cannot %b in current state (TLS required)" % name)
         state = self._allowed.get(name)
         if state is None:
             text = b"cannot %b in current state" if name in COMMANDS else b"invalid command %b"
@@ -244,7 +247,7 @@ class ServerParser:
             self._trim_buffer()
         elif state is not self.state:
             self.state = state
-            self._allowed = _ALLOWED[state]
+            self._allowed = ALLOWED[state]
         return event
 
     # Each handler finds self._pos after the line. It moves it over the body, or sets self._waiting.
@@ -279,20 +282,17 @@ class ServerParser:
         self._pos = start + size
         return bytes(self._buffer[start : start + size])
 
-    def _sized(self, line: bytes, command: str) -> bytes | None:
-        return self._body(line, command, "E_BAD_BODY", self._limits.max_body_size)
-
     def _message(self, line: bytes, command: str) -> bytes | None:
         return self._body(line, command, "E_BAD_MESSAGE", self._limits.max_msg_size)
 
     def _identify(self, params: Params, line: bytes) -> Event | None:
-        body = self._sized(line, "IDENTIFY")
+        body = self._body(line, "IDENTIFY", "E_BAD_BODY", self._limits.max_body_size)
         return None if body is None else Identify(body)
 
     def _auth(self, params: Params, line: bytes) -> Event | None:
         if len(params) != 1:
             raise ProtocolError("E_INVALID", "AUTH invalid number of parameters")
-        secret = self._sized(line, "AUTH")
+        secret = self._body(line, "AUTH", "E_BAD_BODY", self._limits.max_body_size)
         return None if secret is None else Auth(secret)
 
     def _sub(self, params: Params, line: bytes) -> Event:
@@ -342,19 +342,31 @@ class ServerParser:
         message = self._message(line, "DPUB")
         return None if message is None else PublishDeferred(topic, delay_ms, ListBodies([message]))
 
-    def _mpub_line(self, params: Params, line: bytes) -> Event | None:
+    def _publish_once(self, key: Key, line: bytes, pos: int, after: int) -> Event | None:
+        self._pos = after
+        params = split_line(line)
+        command = params[0].decode()
+        if command == "MPUB":
+            return self._mpub_line(params, line, key)
+        topic, delay_ms = parse_publish(params, self._limits.max_defer_timeout_ms)
+        message = self._message(line, command)
+        if message is None:
+            self._pos = pos
+            self._trim_buffer()
+            return None
+        return PublishOnce(command, topic, key[0], delay_ms, ListBodies([message]), key[1])
+
+    def _mpub_line(self, params: Params, line: bytes, key: Key | None = None) -> Event | None:
         if len(params) < 2:
             raise ProtocolError("E_INVALID", "MPUB insufficient number of parameters")
         # The original's answer names the code twice.
         topic = valid_name(params[1], "E_BAD_TOPIC", "E_BAD_TOPIC MPUB topic name")
-        scan = MpubScan(self._limits.max_msg_size, self._limits.max_body_size)
+        scan = MpubScan(self._limits.max_msg_size, self._limits.max_body_size, key)
         try:
-            event = self._continue_mpub(topic, scan)
+            if (event := self._continue_mpub(topic, scan)) is not None:
+                return event
         except ProtocolError as error:
             self._failure = error
-            event = None
-        if event is not None:
-            return event
         self._mpub = (topic, scan)
         self._trim_buffer()
         return PublishManyBegins(topic)
@@ -365,16 +377,13 @@ class ServerParser:
             return None
         self._pos += scan.end
         self._mpub = None
+        if scan.key is not None:
+            return PublishOnce("MPUB", topic, scan.key[0], 0, bodies, scan.key[1])
         return PublishMany(topic, bodies)
 
 
 # In place of an event: the command is done and needs none.
 _NOTHING: Final = StartClose()
-
-_ALLOWED: Final = {
-    state: {name: after for (before, name), after in TRANSITIONS.items() if before is state}
-    for state in ConnectionState
-}
 
 _HANDLERS: Final = {
     b"IDENTIFY": ServerParser._identify,

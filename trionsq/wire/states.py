@@ -12,7 +12,15 @@ import enum
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ["COMMANDS", "MAGIC_V2", "TRANSITIONS", "ConnectionState", "document", "mermaid"]
+__all__ = [
+    "ALLOWED",
+    "COMMANDS",
+    "MAGIC_V2",
+    "TRANSITIONS",
+    "ConnectionState",
+    "document",
+    "mermaid",
+]
 
 
 MAGIC_V2 = b"  V2"
@@ -49,6 +57,14 @@ TRANSITIONS: Mapping[tuple[ConnectionState, bytes], ConnectionState] = MappingPr
     }
 )
 """State after a command, by state before it and command; a missing key is a refused command."""
+
+ALLOWED: Mapping[ConnectionState, Mapping[bytes, ConnectionState]] = MappingProxyType(
+    {
+        state: {name: after for (before, name), after in TRANSITIONS.items() if before is state}
+        for state in ConnectionState
+    }
+)
+"""The same, as the commands of each state."""
 
 COMMANDS: frozenset[bytes] = frozenset(command for _, command in TRANSITIONS)
 """Every command that nsqd knows; any other is ``E_INVALID invalid command <name>``."""
