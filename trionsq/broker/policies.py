@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 import trio
 
+from trionsq.broker.channel import Channel
 from trionsq.broker.chores import Chore, Chores
 from trionsq.broker.defects import Defects
 from trionsq.broker.replaced_file import ReplacedFile
@@ -83,7 +84,7 @@ class Policies:
         self._look = trio.Event()
         self._must_read = False
         self._applying: Chore | None = None
-        self._logged: WeakKeyDictionary[TopicState | ChannelState, int] = WeakKeyDictionary()
+        self._logged: WeakKeyDictionary[Topic | Channel, int] = WeakKeyDictionary()
         self._log_at_s = 0.0
 
     def __repr__(self) -> str:
@@ -285,15 +286,19 @@ class Policies:
         return governor.trim(now_s) or more
 
     def _log_drops(self, topic: Topic, core: TopicState | ChannelState) -> bool:
-        dropped = core.dropped
-        total = sum(dropped[reason] for reason in REASONS)
-        before = self._logged.get(core, 0)
-        if total <= before:
-            return False
-        self._logged[core] = total
+        owner: Topic | Channel | None = topic
         what = f"TOPIC({topic.name})"
         if isinstance(core, ChannelState):
+            owner = topic.channels.get(core.name)
             what = f"CHANNEL({topic.name}:{core.name})"
+        if owner is None or owner.core is not core:
+            return False  # deleted meanwhile
+        dropped = core.dropped
+        total = sum(dropped[reason] for reason in REASONS)
+        before = self._logged.get(owner, 0)
+        if total <= before:
+            return False
+        self._logged[owner] = total
         counts = ", ".join(f"{dropped[one]} {one}" for one in REASONS if dropped[one])
         log.warning(
             "%s: policies dropped %d messages; since the start: %s", what, total - before, counts
