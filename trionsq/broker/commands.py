@@ -335,12 +335,12 @@ def _publish_once_to(
         if topic.refusal == DRAINING:
             return _refuse_drained(client, command)
         raise ProtocolError(f"E_{command}_FAILED", f"{command} failed {refused}") from refused
-    except KeyReused as error:
+    except KeyReused as reused:
         text = f"{command} key stands for other messages"
-        raise ProtocolError("E_KEY_REUSED", text) from error
-    except KeyUnknown as error:
+        raise ProtocolError("E_KEY_REUSED", text) from reused
+    except KeyUnknown as unknown:
         text = f"{command} the keys of that time are forgotten"
-        raise ProtocolError("E_KEY_UNKNOWN", text) from error
+        raise ProtocolError("E_KEY_UNKNOWN", text) from unknown
     if not is_repeat:
         client.pub_counts[topic.name] += bodies.count
     if pending is None:
