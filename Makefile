@@ -1,4 +1,5 @@
-# make run | test | soak [SHORT=1] | test-pythons | check-install | lint | bench [ORIGINAL=dir]
+# make run | test | soak [SHORT=1] | test-pythons | check-install | lint
+# | compiled | test-compiled | bench [ORIGINAL=dir] [COMPILED=1]
 # | capacity | stalls | simulate [SEEDS=n] | simulate-mutants | sweep | sweep-mutants | mutants
 # | drill | drill-kill | drill-repeats | drill-cluster | drill-spark | fuzz | hostile
 # | interop ORIGINAL=dir [GO_NSQ=dir] [NSQJS=dir] | format | lock | clean | man | docs
@@ -16,7 +17,7 @@ CHECKED := trionsq lookupd admin pipelines deploy tests benchmarks
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := test
-.PHONY: run test bytecode soak test-pythons check-install lint format bench capacity stalls simulate simulate-mutants sweep sweep-mutants drill drill-kill drill-repeats drill-cluster drill-spark fuzz hostile mutants interop lock compiler network machine clean
+.PHONY: run test compiled test-compiled bytecode soak test-pythons check-install lint format bench capacity stalls simulate simulate-mutants sweep sweep-mutants drill drill-kill drill-repeats drill-cluster drill-spark fuzz hostile mutants interop lock compiler network machine clean
 
 $(INSTALLED): pyproject.toml requirements-dev.txt scripts/setup.sh
 	@scripts/setup.sh
@@ -45,22 +46,26 @@ LOG_SHORT := tests/golden/test_in_process.py tests/drill tests/simulation/test_s
 	tests/broker/test_restart.py tests/broker/test_chaos.py tests/broker/test_topics.py
 LOG_FULL := $(addprefix tests/,golden drill simulation foreign broker http client)
 
-# The packages with their hot path compiled by mypyc: docs/compiled.md. A minute or two.
-BUILT := build/compiled/.built
+# The packages with their hot path compiled by mypyc, which takes minutes: docs/compiled.md.
+# MYPYC_OPT_LEVEL=0 takes half of that, for tests.
+BUILT := build/compiled$(MYPYC_OPT_LEVEL)/.built
 compiled: $(BUILT)
 $(BUILT): $(INSTALLED) scripts/compile_hook.py $(shell find trionsq -name '*.py')
 	@scripts/setup.sh compiler
 	@scripts/setup.sh headers
-	rm -rf $(dir $@)
+	rm -rf $(@D)
 	HATCH_BUILD_HOOK_ENABLE_CUSTOM=true PIP_CONSTRAINT=requirements-dev.txt \
-		$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --target $(dir $@) .
+		$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --target $(@D) .
 	@touch $@
 
 # Tests of behaviour, with the compiled packages ahead of the sources, in this process and in others.
+# Tests that patch a compiled function, or count its calls, can't be among them.
 test-compiled: $(BUILT)
-	PYTHONSAFEPATH=1 PYTHONPATH=$(abspath $(dir $(BUILT))):$(CURDIR) \
+	TRIONSQ_TEST_COMPILED=1 PYTHONSAFEPATH=1 PYTHONPATH=$(abspath $(dir $(BUILT))):$(CURDIR) \
 		$(PY) -m pytest --numprocesses=$(WORKERS) -o pythonpath= $(or $(ARGS),$(COMPILED_TESTS))
-COMPILED_TESTS := $(addprefix tests/,drill golden/test_in_process.py golden/test_process.py)
+COMPILED_TESTS := $(addprefix tests/,test_compiled.py drill golden/test_in_process.py golden/test_process.py wire \
+	simulation/test_swarm.py foreign broker/test_idempotent.py broker/test_idempotent_crash.py \
+	http/test_policies.py http/test_statistics.py core/test_queue.py core/test_topic.py)
 
 # What takes long: tests that `make test` leaves out, and some that do more here; hours.
 # SHORT=1 is the part that continuous integration runs.

@@ -1,7 +1,8 @@
 """A build hook of hatch: compiles the hot path with mypyc while a wheel is built.
 
 Off unless HATCH_BUILD_HOOK_ENABLE_CUSTOM=true. The modules are in pyproject.toml; a wheel has their
-sources too, so tracebacks show lines, and without the hook everything runs from these.
+sources too, so tracebacks show lines, and without the hook everything runs from these. The compiler
+optimises by MYPYC_OPT_LEVEL, 0 to 3 (2).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _SETUP = """
 from mypyc.build import mypycify
 from setuptools import setup
 
-modules = mypycify({arguments!r}, opt_level="2", debug_level="0", group_name="trionsq")
+modules = mypycify({arguments!r}, opt_level={level!r}, debug_level="0", group_name="trionsq")
 setup(name="trionsq", packages=[], py_modules=[], ext_modules=modules)
 """
 _MYPY = ("--config-file=", "--explicit-package-bases", "--ignore-missing-imports",
@@ -45,7 +46,9 @@ class CompileHook(BuildHookInterface[Any]):
             for pattern in self.config["modules"]
             for file in sorted(root.glob(pattern))
         ]
-        (self._folder / "setup.py").write_text(_SETUP.format(arguments=[*_MYPY, *files]))
+        level = os.environ.get("MYPYC_OPT_LEVEL", "2")
+        setup = _SETUP.format(arguments=[*_MYPY, *files], level=level)
+        (self._folder / "setup.py").write_text(setup)
         built = subprocess.run(
             [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
             cwd=self._folder,

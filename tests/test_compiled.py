@@ -6,12 +6,19 @@
 from __future__ import annotations
 
 import ast
+import os
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
+import trio
 
+from tests.processes import running_nsqd
+from trionsq.core import topic
+
+IS_COMPILED = "TRIONSQ_TEST_COMPILED" in os.environ
 ROOT = Path(__file__).parent.parent
 HOOKS = ("tool", "hatch", "build", "targets", "wheel", "hooks", "custom")
 
@@ -68,3 +75,17 @@ def test_it_can_be_compiled(name: str) -> None:
 )
 def test_a_fault_is_found(source: str, fault: str) -> None:
     assert [text for _, text in faults(ast.parse(source))] == [fault]
+
+
+def first_line(url: str) -> str:
+    with urlopen(url) as answer:
+        return str(answer.readline().decode())
+
+
+async def test_nsqd_says_whether_it_is_compiled(tmp_path: Path) -> None:
+    """In this process and in others the same packages are tested, those that were asked for."""
+    assert topic.__file__.endswith(".py") is not IS_COMPILED
+    async with running_nsqd(tmp_path) as nsqd:
+        line = await trio.to_thread.run_sync(first_line, f"http://{nsqd.http_address}/stats")
+    assert line.startswith("nsqd v1.3.0 (built w/python")
+    assert line.endswith(", compiled)\n") is IS_COMPILED

@@ -206,10 +206,9 @@ class Client:
         """Run the commands that were read, up to the parser's pause or one that has to wait."""
         replies: list[bytes] = []
         parser = self.parser
-        next_event = parser.next_event
         handlers = self.context.handlers
         try:
-            while not parser.is_used_up and (event := next_event()) is not None:
+            while not parser.is_used_up and (event := parser.next_event()) is not None:
                 reply = handlers[type(event)](self, event)
                 if reply is None:
                     continue

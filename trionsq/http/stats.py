@@ -26,6 +26,7 @@ from trionsq.broker.statistics import (
     statistics,
 )
 from trionsq.broker.stats_types import ChannelStats, ClientStats, Latency, TopicStats
+from trionsq.core import topic as core_topic
 from trionsq.durations import MICROSECOND_NS, MILLISECOND_NS, SECOND_NS, render
 from trionsq.web.protocol import flag, json_bytes
 from trionsq.web.request import query
@@ -209,7 +210,8 @@ def _encoded(lines: Iterable[str]) -> bytes:
 def _head(head: ProcessRow, now_ns: int) -> Iterator[str]:
     started_s = head.start_time
     started = datetime.fromtimestamp(started_s).astimezone().isoformat()
-    yield f"nsqd v{head.version} (built w/python{platform.python_version()})"
+    compiled = "" if core_topic.__file__.endswith(".py") else ", compiled"
+    yield f"nsqd v{head.version} (built w/python{platform.python_version()}{compiled})"
     yield f"start_time {started.replace('+00:00', 'Z')}"
     yield f"uptime {render(max(0, now_ns - started_s * SECOND_NS))}"
     yield ""

@@ -143,17 +143,16 @@ class MpubScan:
         self, buffer: bytes | bytearray, start: int, there: int, max_count: int
     ) -> PackedBodies | None:
         ends = self._ends
-        append = ends.append
         max_msg_size = self._max_msg_size
         unpack = _INT32.unpack_from
         at = ends[-1]
         try:
             for _ in range(min(max_count, self._count + 1 - len(ends))):
-                size = unpack(buffer, start + at)[0]
-                if not 0 < size <= max_msg_size:
+                size: int = unpack(buffer, start + at)[0]
+                if size <= 0 or size > max_msg_size:
                     raise self._bad_size(len(ends) - 1, size)
                 at += _FIELD + size
-                append(at)
+                ends.append(at)
         except StructError:
             pass  # the next size field has not arrived
         if at > there:
