@@ -226,7 +226,7 @@ def kinds(floor: Path, original: Path | None, data: Path, packages: Path | None 
     this project's packages if they are not those of the checkout.
     Raises `ServerError` when there is no nsqd.
     """
-    ours = (sys.executable, "-m", "trionsq.local.nsqd")
+    ours: tuple[str, ...] = (sys.executable, "-m", "trionsq.local.nsqd")
     if packages is not None:
         if not (packages / "trionsq/local/nsqd.py").is_file():
             raise ServerError(f"there is no trionsq in {packages}")
