@@ -167,8 +167,7 @@ class ServerParser:
             raise self._failure
         if not self._magic and not self._read_magic():
             return None
-        mpub = self._mpub
-        if mpub is not None:
+        if (mpub := self._mpub) is not None:
             return self._continue_mpub(*mpub)
         while True:
             buffer, pos = self._buffer, self._pos
