@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Iterator
 
@@ -14,7 +15,13 @@ from trio.testing import MockClock
 
 from tests.soak import in_short_soak
 from trionsq.daemon import gcpolicy
-from trionsq.daemon.gcpolicy import Memory, collect_on_purpose, full_is_due, next_look_s
+from trionsq.daemon.gcpolicy import (
+    Memory,
+    collect_on_purpose,
+    count_objects,
+    full_is_due,
+    next_look_s,
+)
 from trionsq.testing.broker import open_broker
 
 pytestmark = pytest.mark.skipif(
@@ -195,3 +202,29 @@ async def test_requests_and_errors_leave_nothing_behind(policy: None) -> None:
         nursery.cancel_scope.cancel()
     # A request that is refused leaves 40 objects in cycles: 2,000 in a round.
     assert counts[-1] - counts[1] < 1_500
+
+
+def test_to_count_objects_disturbs_no_thread() -> None:
+    """A tuple that a thread is making may be among them: CPython fails it if somebody holds it."""
+    failures: list[SystemError] = []
+
+    def make_tuples() -> None:
+        for _ in range(20_000):
+            try:
+                tuple(number for number in range(30))
+            except SystemError as error:
+                failures.append(error)
+
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        thread = threading.Thread(target=make_tuples)
+        thread.start()
+        counts = 0
+        while thread.is_alive():
+            counts += count_objects(0) >= 0
+        thread.join()
+    finally:
+        sys.setswitchinterval(before_s)
+    assert counts
+    assert failures == []

@@ -34,6 +34,7 @@ from trionsq.histogram import Histogram
 __all__ = [
     "Memory",
     "collect_on_purpose",
+    "count_objects",
     "full_is_due",
     "next_look_s",
     "pauses_s",
@@ -120,6 +121,15 @@ def next_look_s(before_s: float, young: int) -> float:
     return min(max(wanted_s, _LOOK_MIN_S), 2 * before_s, _MAX_LOOK_S)
 
 
+def count_objects(generation: int) -> int:
+    """Return how many objects of a generation, 0 to 2, there are.
+
+    The list of them must be gone before another thread runs, which one call into C sees to: a
+    tuple that a thread is making with `tuple` of a generator fails if anybody holds it.
+    """
+    return sum(map(len, map(gc.get_objects, (generation,))))
+
+
 async def collect_on_purpose(full_each_s: float = _FULL_EACH_S) -> None:
     """Make collections, for ever; without it Python makes all of them.
 
@@ -133,11 +143,11 @@ async def collect_on_purpose(full_each_s: float = _FULL_EACH_S) -> None:
         full_at_s = trio.current_time() + full_each_s
         for number in count():
             await trio.sleep(look_s)
-            young = len(gc.get_objects(generation=0))
+            young = count_objects(0)
             look_s = next_look_s(look_s, young)
             # What is under way has some looks' time to end before it is old.
             is_turn = number % _LOOKS_TO_AGE == 0
-            many = is_turn and young + len(gc.get_objects(generation=1)) >= _PROMOTED_MIN
+            many = is_turn and young + count_objects(1) >= _PROMOTED_MIN
             gc.collect(1 if many else 0)
             if trio.current_time() < full_at_s:
                 continue
