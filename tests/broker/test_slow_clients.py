@@ -12,6 +12,7 @@ from trionsq.durations import SECOND_NS
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.wire import commands, frames
+from trionsq.wire.client import MessageFrame, Response
 
 KIB = 1024
 # What the pump joins for one write, and the frames of one more delivery on top of it.
@@ -122,6 +123,34 @@ async def test_a_client_that_reads_slowly_is_listened_to(autojump_clock: MockClo
             await finish(sluggish, message)
             assert core.finish_count == finished
             message = await sluggish.message()
+        check_balances(broker)
+
+
+async def test_nothing_follows_close_wait(autojump_clock: MockClock) -> None:
+    """What had not been written when CLS came is for others at once, and counts as no attempt."""
+    bodies = numbered(60, size=200)
+    async with nsqd_in_memory() as broker:
+        leaving, client, _ = connect(broker, capacity_bytes=100)
+        await leaving.subscribe("t", "c", ready=2500)
+        for body in bodies:
+            publish(broker, "t", body)
+            await wait_all_tasks_blocked()
+        assert inbox(client) > 10
+        other = Conversation.begin(broker)
+        await other.subscribe("t", "c", ready=2500)
+        await leaving.say(b"CLS\n")
+        got = []
+        while isinstance(frame := await leaving.frame(), MessageFrame):
+            got.append(frame)
+        assert frame == Response(b"CLOSE_WAIT")
+        messages = await other.messages(60 - len(got))
+        assert [message.body for message in [*got, *messages]] == bodies
+        assert {message.attempts for message in messages} == {1}
+        await finish(leaving, *got)
+        await finish(other, *messages)
+        await leaving.silence(1)
+        core = broker.topics["t"].channels["c"].core
+        assert (core.finish_count, core.depth, core.in_flight_count) == (60, 0, 0)
         check_balances(broker)
 
 

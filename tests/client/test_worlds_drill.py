@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import threading
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ import pytest
 import trio
 
 from tests.client.worlds import in_thread, run_in, until
-from tests.processes import free_address, running_nsqd, running_nsqlookupd
+from tests.processes import DaemonProcess, free_address, running_nsqd, running_nsqlookupd
 from tests.soak import by_level, in_short_soak
 from trionsq.client import (
     Config,
@@ -50,24 +51,50 @@ class Account:
 
     Attributes:
         lookupd: HTTP address of nsqlookupd; nsqd: TCP address.
+        daemon: the nsqd that runs now.
         confirmed, handled: bodies.
         cancellations: consumers that were ended.
         cancelled_producers: producers, or publishes of a shared one, that were.
         late: messages that a consumer's handler got after the consumer's end.
+        failure: what ended the cluster, if anything did.
     """
 
     def __init__(self) -> None:
         self.lookupd = ""
         self.nsqd = ""
+        self.daemon: DaemonProcess | None = None
         self.confirmed: set[bytes] = set()
         self.handled: set[bytes] = set()
         self.cancellations = 0
         self.cancelled_producers = 0
         self.late = 0
         self.faults = 0
+        self.failure: BaseException | None = None
+
+    def __str__(self) -> str:
+        unhandled = sorted(self.confirmed - self.handled, key=int)
+        return (
+            f"{len(self.confirmed)} of {COUNT} messages confirmed, {len(self.handled)} handled, "
+            f"{self.cancellations} consumers and {self.cancelled_producers} producers cancelled, "
+            f"{self.faults} faults; confirmed and not handled: {len(unhandled)} {unhandled[:9]}"
+        )
+
+    def state_of_nsqd(self) -> str:
+        """Its /stats, if it answers, and the end of its log."""
+        if self.daemon is None:
+            return "no nsqd"
+        try:
+            url = f"http://{self.daemon.http_address}/stats?topic={TOPIC}"
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                stats = answer.read().decode()
+        except OSError as error:
+            stats = f"no /stats: {error}"
+        return f"{stats}\n{self.daemon.log_tail()}"
 
     @property
     def is_done(self) -> bool:
+        """Raises AssertionError if the cluster has ended."""
+        assert self.failure is None, f"the cluster failed: {self.failure!r}"
         return len(self.confirmed) == COUNT and self.confirmed <= self.handled
 
     def batches(self, publisher: int) -> list[list[bytes]]:
@@ -115,6 +142,7 @@ async def breaking_cluster(account: Account, folder: Path) -> AsyncIterator[None
         waits = [partial(reach, account, 0.2), is_back.wait, trio.sleep_forever]
         for wait in waits:
             async with running_nsqd(folder, nsqd_flags) as nsqd:
+                account.daemon = nsqd
                 ready.set()
                 await wait()
                 nsqd.process.kill()
@@ -133,12 +161,16 @@ async def breaking_cluster(account: Account, folder: Path) -> AsyncIterator[None
             is_back.set()
             await trio.sleep_forever()
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(run_lookupd)
-        nursery.start_soon(run_nsqd)
-        await ready.wait()
-        yield
-        nursery.cancel_scope.cancel()
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run_lookupd)
+            nursery.start_soon(run_nsqd)
+            await ready.wait()
+            yield
+            nursery.cancel_scope.cancel()
+    except Exception as error:
+        account.failure = error
+        raise
 
 
 # Runs what it is given, and cancels it if it has not ended within some seconds.
@@ -247,16 +279,16 @@ def test_what_is_confirmed_is_handled(world: str, tmp_path: Path) -> None:
     """Every message with an OK is handled; nothing is after a cancellation; all ends."""
     account, random = Account(), Random(22)
     with in_thread(lambda: breaking_cluster(account, tmp_path)):
-        if world == "threads":
-            drill_threads(account, random)
-        elif world == "trio":
-            run_in(world, lambda: drill(account, limit_by_scope, random), LIMIT_S)
-        else:
-            run_in(world, lambda: drill(account, limit_natively, random), LIMIT_S)
-    print(
-        f"{world}: {COUNT} messages, {account.cancellations} consumers and "
-        f"{account.cancelled_producers} producers cancelled, {account.faults} faults"
-    )
+        try:
+            if world == "threads":
+                drill_threads(account, random)
+            elif world == "trio":
+                run_in(world, lambda: drill(account, limit_by_scope, random), LIMIT_S)
+            else:
+                run_in(world, lambda: drill(account, limit_natively, random), LIMIT_S)
+        finally:
+            print(f"{world}: {account}")
+            print(account.state_of_nsqd())
     assert account.is_done
     assert account.faults >= FAULTS
     assert account.cancellations >= 3

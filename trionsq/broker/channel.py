@@ -151,6 +151,13 @@ class Channel:
         if self.is_ephemeral and not self.clients and not self.exiting:
             self.topic.delete_channel(self.name)
 
+    def retire_client(self, client: Client) -> None:
+        """CLS: deliver nothing more to a client; what is not written yet is for others."""
+        core, now_s = self.core, self._clock.now_s()
+        core.set_ready(client.consumer, 0, now_s)
+        core.in_flight.return_unwritten(client.consumer, client.pump.pop_unwritten())
+        core.dispatch(now_s)
+
     def pause(self) -> None:
         self.core.pause()
 

@@ -55,6 +55,7 @@ class SubscribedChannel(Protocol):
     given_up: GivenUp | None
 
     def remove_client(self, client: Client, requeue_now: bool) -> None: ...
+    def retire_client(self, client: Client) -> None: ...
 
 
 @dataclass(slots=True, eq=False)

@@ -142,7 +142,7 @@ class Commands:
 
     def _start_close(self, client: Client, event: events.StartClose) -> Reply:
         assert client.channel is not None
-        client.channel.core.set_ready(client.consumer, 0, self._clock.now_s())
+        client.channel.retire_client(client)
         return frames.CLOSE_WAIT
 
     def _finish(self, client: Client, event: events.Finish) -> Reply:

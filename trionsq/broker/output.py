@@ -319,10 +319,15 @@ class MessagePump:
         return delivery.frames()
 
     def pop_unwritten(self) -> list[Delivery]:
-        """Remove the deliveries that have not been written."""
+        """Remove the deliveries that have not been written, the earliest first.
+
+        One that the task was just handed is not among them: it will be written.
+        """
         deliveries, self.turn_deliveries = self.turn_deliveries, []
         while (item := self.inbox.pop_item()) is not None:
             if isinstance(item, Delivery):
+                if item.batch.bodies.nbytes > _UNCOUNTED_BYTES:
+                    self._inbox_bytes -= item.nbytes
                 deliveries.append(item)
         return deliveries
 

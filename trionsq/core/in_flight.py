@@ -124,16 +124,11 @@ class InFlight:
         """Remove a subscription whose connection has ended.
 
         Its messages in flight stay so until their deadline, or return at once if ``requeue_now``:
-        ``max_messages`` of them here, the others by checks. The messages of ``unwritten``
-        deliveries return to the head of the queue, and their attempts do not count.
+        ``max_messages`` of them here, the others by checks. What ``unwritten`` deliveries have
+        returns to the queue first: see `return_unwritten`.
         """
         self.subscriptions.discard(subscription)
-        if subscription.epoch != self.epoch:
-            self.drop_emptied(subscription)
-        for delivery in reversed(unwritten):
-            for segment in subscription.remove_unwritten(delivery):
-                self.count -= segment.count
-                self._store.memory.put_back(segment)
+        self.return_unwritten(subscription, unwritten)
         if subscription.in_flight:
             self._disconnected.add(subscription)
             if requeue_now:
@@ -141,6 +136,15 @@ class InFlight:
                 self.check_deadlines(subscription, now_s, max_messages)
         else:
             self._checks.discard(subscription)
+
+    def return_unwritten(self, subscription: Subscription, unwritten: list[Delivery]) -> None:
+        """Put messages that were not written back to the head of the queue; no attempt counts."""
+        if subscription.epoch != self.epoch:
+            self.drop_emptied(subscription)
+        for delivery in reversed(unwritten):
+            for segment in subscription.remove_unwritten(delivery):
+                self.count -= segment.count
+                self._store.memory.put_back(segment)
 
     def schedule_check(self, subscription: Subscription, at_s: float) -> None:
         """Check the deadlines of a subscription at that time, which is before the one set now."""

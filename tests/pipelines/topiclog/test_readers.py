@@ -180,7 +180,7 @@ def test_an_nsqd_that_is_away(when: str, tmp_path: Path) -> None:
     with broker_in_thread(**LOG) as stays:
         with broker_in_thread(tmp_path, http_address=address, **LOG) as leaves:
             both = (stays.http_address, leaves.http_address)
-            reader = stream_of(*both, whenNsqdIsAway=when, client_dial_timeout="200ms")
+            reader = stream_of(*both, whenNsqdIsAway=when, client_dial_timeout="10s")
             for one in both:
                 published(one, numbered(100))
             start = reader.initialOffset()
