@@ -18,6 +18,7 @@ from trionsq.durations import SECOND_NS
 from trionsq.testing.conversation import Conversation
 from trionsq.testing.memory import nsqd_in_memory
 from trionsq.wire import commands
+from trionsq.wire.client import MessageFrame, Response
 
 SCAN_S = 0.1
 TIMES = pytest.mark.parametrize("how", ["time-out", "REQ 0", "REQ 500", "FIN"])
@@ -363,6 +364,23 @@ async def test_closing_wait(autojump_clock: MockClock) -> None:
         await consumer.silence(5)
         core = broker.topics["t"].channels["c"].core
         assert (core.finish_count, core.depth) == (1, 1)
+
+
+async def test_nothing_follows_close_wait(autojump_clock: MockClock) -> None:
+    """A message that comes together with CLS is written before its answer, or not at all."""
+    async with nsqd_in_memory() as broker:
+        for _ in range(20):  # the tasks of a connection run in either order
+            consumer = Conversation.begin(broker)
+            await consumer.subscribe("t", "c", ready=1)
+            await wait_all_tasks_blocked()
+            publish(broker, "t", b"1")
+            await consumer.say(b"CLS\n")
+            while not isinstance(frame := await consumer.frame(), Response):
+                assert isinstance(frame, MessageFrame)
+                await finish(consumer, frame)
+            assert frame == Response(b"CLOSE_WAIT")
+            await consumer.silence(1)
+            consumer.close()
 
 
 async def test_a_message_belongs_to_its_client(autojump_clock: MockClock) -> None:

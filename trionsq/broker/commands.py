@@ -143,6 +143,13 @@ class Commands:
     def _start_close(self, client: Client, event: events.StartClose) -> Reply:
         assert client.channel is not None
         client.channel.retire_client(client)
+        return self._end_deliveries() if client.pump.inbox.count else frames.CLOSE_WAIT
+
+    async def _end_deliveries(self) -> Answer:
+        """CLOSE_WAIT, behind the delivery that trio has handed to the pump."""
+        # The pump runs in the next batch of tasks, of which this one may be an earlier.
+        for _ in range(2):
+            await trio.lowlevel.checkpoint()
         return frames.CLOSE_WAIT
 
     def _finish(self, client: Client, event: events.Finish) -> Reply:

@@ -324,11 +324,16 @@ class MessagePump:
         One that the task was just handed is not among them: it will be written.
         """
         deliveries, self.turn_deliveries = self.turn_deliveries, []
+        is_woken = False
         while (item := self.inbox.pop_item()) is not None:
             if isinstance(item, Delivery):
                 if item.batch.bodies.nbytes > _UNCOUNTED_BYTES:
                     self._inbox_bytes -= item.nbytes
                 deliveries.append(item)
+            else:
+                is_woken = True
+        if is_woken:
+            self.wake()
         return deliveries
 
     def close(self) -> None:
