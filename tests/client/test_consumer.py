@@ -303,7 +303,7 @@ async def test_all_that_is_unanswered_is_given_back() -> None:
 
 
 async def test_messages_after_close_wait_are_given_back(autojump_clock: MockClock) -> None:
-    """nsqd may have had messages in hand when it wrote CLOSE_WAIT; they go back too, however many."""
+    """nsqd may have had messages in hand when it wrote CLOSE_WAIT; all go back."""
     network = Network().held()
     said = []
 
