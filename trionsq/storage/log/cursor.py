@@ -13,6 +13,7 @@ from trionsq.core.queue import count_fitting
 from trionsq.core.round import Round
 from trionsq.storage.log.cursorlog import CursorLog
 from trionsq.storage.log.held import HeldMessages
+from trionsq.storage.log.needed import LastSnapshot
 from trionsq.storage.log.peek import HeldView, LogView
 from trionsq.storage.log.ranges import HeldRange, MessageRange, pack_open, segment_ranges
 from trionsq.storage.log.reading import Block, Place, RangesRead, share_nbytes
@@ -40,6 +41,7 @@ class Cursor:
         is_paused: whether the channel is.
         generation: counts up with each `empty` or seek: what a job brings back later is void.
         low: messages before it are finished, as the last snapshot, or a seek behind it, saw that.
+        last_snapshot: None before the first.
         replay_end: deferred messages before it are not in `held` before they are read.
     """
 
@@ -55,8 +57,8 @@ class Cursor:
         self.next = next_
         self.frontier = frontier
         self.is_paused = False
-        self.low = 0
-        self.replay_end = 0
+        self.low = self.replay_end = 0
+        self.last_snapshot: LastSnapshot | None = None
         self.depth = frontier - next_ - log.count_gaps(next_, frontier)
         self.caught_up: Callable[[], None] = lambda: None
         self.dropped: Counter[str] = Counter()
@@ -82,13 +84,9 @@ class Cursor:
 
     def _new_held(self, first_chunk: int) -> HeldMessages:
         return HeldMessages(
-            self._log,
-            self._advance,
-            self._note_damaged,
-            lambda at_s: self._scan_at(at_s),
-            first_chunk,
-            self.name,
-        )
+            self._log, self._advance, self._note_damaged, lambda at_s: self._scan_at(at_s),
+            first_chunk, self.name,
+        )  # fmt: skip
 
     @property
     def on_disk(self) -> int:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from typing import Final
-from weakref import WeakKeyDictionary
 
 from trionsq.core.round import Round
 from trionsq.storage.folder import error_text
@@ -57,8 +56,8 @@ class Remainders:
         self._ticks = 0
         self._idle_until = 0
         self._to_look: deque[TopicLog] = deque()
-        # At which tick a log was looked at, and the newest segment that was.
-        self._looked: WeakKeyDictionary[TopicLog, tuple[int, SegmentFile]] = WeakKeyDictionary()
+        # By the number of a log: at which tick it was looked at, and the newest segment that was.
+        self._looked: dict[int, tuple[int, SegmentFile]] = {}
 
     def __repr__(self) -> str:
         return f"<Remainders {self._task}>"
@@ -88,7 +87,9 @@ class Remainders:
 
     def _next_task(self, snapshots: Snapshots) -> Replacement | None:
         if not self._to_look:
-            self._to_look.extend(self._node.logs.values())
+            logs = self._node.logs
+            self._to_look.extend(logs.values())
+            self._looked = {one: seen for one, seen in self._looked.items() if one in logs}
         for _ in range(min(_LOGS_PER_TICK, len(self._to_look))):
             log_ = self._to_look.popleft()
             if len(log_.segments) > 1 and log_.cursors and not log_.is_deleted:
@@ -112,10 +113,10 @@ class Remainders:
             count += 1
         if not count:
             return None
-        at, newest = self._looked.get(log_, (0, None))
+        at, newest = self._looked.get(log_.number, (0, None))
         if newest is segments[count - 1] and self._ticks < at + self._patience:
             return None
-        self._looked[log_] = self._ticks, segments[count - 1]
+        self._looked[log_.number] = self._ticks, segments[count - 1]
         max_bytes = int(self._share * self._node.segment_bytes)
         limits = ReplacementLimits(self._share, self._min_bytes, max_bytes)
         return Replacement(log_, self._node.disk, segments[: count + 1], needed, limits)
@@ -177,7 +178,7 @@ class Remainders:
         if log_.is_deleted:
             return
         # The next segment before those that were looked at may be worth it as well.
-        self._looked.pop(log_, None)
+        self._looked.pop(log_.number, None)
         self._to_look.append(log_)
         old_bytes = sum(segment.end for segment in task.old)
         log.info(

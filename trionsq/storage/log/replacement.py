@@ -15,11 +15,11 @@ from trionsq.disk import Disk, DiskFile, close_quietly
 from trionsq.storage.log.batches import encode_record
 from trionsq.storage.log.format import SEGMENT_HEADER_BYTES, SegmentHeader
 from trionsq.storage.log.names import draft_name
+from trionsq.storage.log.needed import NeededMessages
 from trionsq.storage.log.ranges import MessageRange, unpack_held, walk_open
 from trionsq.storage.log.reading import read_ranges, sequence_at
 from trionsq.storage.log.segmentfile import SegmentFile
 from trionsq.storage.log.segments import SparseIndex
-from trionsq.storage.log.snapshot import NeededMessages
 from trionsq.storage.log.topiclog import TopicLog
 
 __all__ = ["Replacement", "ReplacementLimits"]

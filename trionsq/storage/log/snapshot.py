@@ -6,14 +6,12 @@ its parts, or finished. What was seen in that moment is worked out in turns.
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import merge
 from itertools import islice
 from typing import Final
-from weakref import WeakKeyDictionary
 
 from trionsq.core.batch import Segment
 from trionsq.core.channel import ChannelState
@@ -23,38 +21,19 @@ from trionsq.core.round import Round
 from trionsq.core.subscription import Delivery
 from trionsq.core.topic import TopicState
 from trionsq.storage.log.cursor import Cursor
+from trionsq.storage.log.needed import LastSnapshot, NeededMessages
 from trionsq.storage.log.node import LogNode
-from trionsq.storage.log.ranges import HeldRange, MessageRange, join_ranges, pack_ranges, ranges_of
+from trionsq.storage.log.ranges import MessageRange, join_ranges, pack_ranges, ranges_of
 from trionsq.storage.log.retention import Retentions
 from trionsq.storage.log.rows import Change, UpdateChannel, UpdateTopic
 from trionsq.storage.log.topiclog import TopicLog
 
-__all__ = ["ChannelSnapshot", "NeededMessages", "Snapshots"]
+__all__ = ["ChannelSnapshot", "Snapshots"]
 
 # Messages, or ranges of them, that are looked at in one turn of the event loop.
 _LOOKED_AT_PER_TURN: Final = 2_000
 # What a chunk of held messages costs in these.
 _CHUNK_COST: Final = 500
-
-
-@dataclass(frozen=True, slots=True)
-class NeededMessages:
-    """What the state, once it has a snapshot, needs of the log for a channel.
-
-    Attributes:
-        number, generation: of the channel; after a seek it may need more.
-        next: all from there on.
-        open: what is read and not finished, packed.
-        fired_ns, chunks, recent: what is deferred: of chunks only what is due later than that.
-    """
-
-    number: int
-    generation: int
-    next: int
-    open: bytes
-    fired_ns: int
-    chunks: list[array[int]]
-    recent: list[HeldRange]
 
 
 class ChannelSnapshot:
@@ -166,9 +145,6 @@ class Snapshots:
 
     def __init__(self, retentions: Retentions | None = None) -> None:
         self.retentions = retentions or Retentions()
-        # What the last snapshot of each channel saw.
-        self._seen: WeakKeyDictionary[Cursor, tuple[int, ...]] = WeakKeyDictionary()
-        self._needed: WeakKeyDictionary[Cursor, NeededMessages] = WeakKeyDictionary()
         self._changes: list[Change] = []
         self._removed: list[str] = []
 
@@ -198,16 +174,16 @@ class Snapshots:
             core.paused,
             core.in_flight.epoch,
         )
-        if self._seen.get(cursor) == seen and not cursor.held.has_changed:
+        last = cursor.last_snapshot
+        if last is not None and last.seen == seen and not cursor.held.has_changed:
             return
         epoch = core.in_flight.epoch
         snapshot = ChannelSnapshot(cursor, topic, core.store.memory, core.in_flight)
         yield from snapshot.steps()
         if core.in_flight.epoch != epoch:
             return  # the state has already that it was emptied, or where it goes on
-        self._seen[cursor] = seen
         cursor.low = snapshot.low
-        self._needed[cursor] = snapshot.needed
+        cursor.last_snapshot = LastSnapshot(seen, snapshot.needed)
         self._changes += snapshot.changes
 
     def add_topic(self, core: TopicState, topic_log: TopicLog) -> None:
@@ -223,8 +199,8 @@ class Snapshots:
 
     def needed(self, topic_log: TopicLog) -> list[NeededMessages] | None:
         """Return what the channels need, as of their last snapshots; None if one had none yet."""
-        found = [self._needed.get(cursor) for cursor in topic_log.cursors.values()]
-        return [one for one in found if one is not None] if None not in found else None
+        last = [cursor.last_snapshot for cursor in topic_log.cursors.values()]
+        return None if None in last else [one.needed for one in last if one is not None]
 
     def commit(self, node: LogNode) -> Round | None:
         """Commit what was added; return the round, None if nothing has changed.
