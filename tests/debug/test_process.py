@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import tracemalloc
 
 import pytest
@@ -71,3 +73,29 @@ async def test_somebody_elses_trace_goes_on() -> None:
         assert tracemalloc.is_tracing()
     finally:
         tracemalloc.stop()
+
+
+def test_the_census_disturbs_no_thread_that_makes_a_tuple() -> None:
+    """Who held a tuple that is not complete yet would make it fail."""
+    is_over = threading.Event()
+    failures: list[BaseException] = []
+
+    def make_tuples() -> None:
+        try:
+            while not is_over.is_set():
+                assert len(tuple(number for number in range(50))) == 50
+        except SystemError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=make_tuples)
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread.start()
+    try:
+        for _ in range(50):
+            process.census(1)
+    finally:
+        sys.setswitchinterval(interval_s)
+        is_over.set()
+        thread.join()
+    assert not failures
