@@ -51,6 +51,7 @@ class Channel:
         exiting: whether the channel is being deleted; no client may subscribe then.
         wake: makes the task look at the queue.
         given_up: messages on their way to the dead letters; None if there are no dead letters.
+        logged_drops: messages that policies have dropped, as far as the log says so.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Channel:
         self.clients: Roster[Client] = Roster()
         self.exiting = False
         self.given_up: GivenUp | None = None
+        self.logged_drops = 0
         self.cancel_scope = trio.CancelScope()
         self._clock = clock
         self._chores = chores

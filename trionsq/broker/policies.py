@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
-from weakref import WeakKeyDictionary
 
 import trio
 
@@ -84,7 +83,6 @@ class Policies:
         self._look = trio.Event()
         self._must_read = False
         self._applying: Chore | None = None
-        self._logged: WeakKeyDictionary[Topic | Channel, int] = WeakKeyDictionary()
         self._log_at_s = 0.0
 
     def __repr__(self) -> str:
@@ -295,10 +293,9 @@ class Policies:
             return False  # deleted meanwhile
         dropped = core.dropped
         total = sum(dropped[reason] for reason in REASONS)
-        before = self._logged.get(owner, 0)
+        before, owner.logged_drops = owner.logged_drops, total
         if total <= before:
             return False
-        self._logged[owner] = total
         counts = ", ".join(f"{dropped[one]} {one}" for one in REASONS if dropped[one])
         log.warning(
             "%s: policies dropped %d messages; since the start: %s", what, total - before, counts

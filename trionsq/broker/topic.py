@@ -64,6 +64,7 @@ class Topic:
         refusal: why publishes are refused; empty if they are not.
         keys: of its idempotent publishes.
         letters: dead letters that wait beside its queue until it has a channel.
+        logged_drops: messages that policies have dropped, as far as the log says so.
         gathering: messages of the present turn, which are published at its end at the latest.
     """
 
@@ -98,7 +99,7 @@ class Topic:
         self.exiting = False
         self.refusal = ""
         self.keys = keys
-        self.letters = 0
+        self.letters = self.logged_drops = 0
         self.cancel_scope = trio.CancelScope()
         self._clock = clock
         self._chores = chores
