@@ -33,6 +33,8 @@ _TESTED: Final = ("trionsq", "admin", "lookupd", "tests", "docs", "pyproject.tom
 _NO_TESTS: Final = 5  # pytest's exit code
 _FAILED: Final = re.compile(r"^FAILED .*", re.MULTILINE)
 _FOUND: Final = re.compile(r"after (\d+) crashes: (.*)")
+# What Python says of a program whose text does not fit together.
+_UNFIT: Final = re.compile(r"(?:^|- )(?:TypeError|NameError|UnboundLocalError)\b")
 
 
 class BadChange(msgspec.Struct, forbid_unknown_fields=True):
@@ -72,10 +74,18 @@ class BadChange(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Found(msgspec.Struct):
-    """What became of a bad change: after how many crashes which promise was broken."""
+    """What became of a bad change: after how many crashes which promise was broken.
+
+    Raises:
+        ValueError: none was, the changed program does not fit together.
+    """
 
     points: int
     promise: str
+
+    def __post_init__(self) -> None:
+        if _UNFIT.search(self.promise):
+            raise ValueError(f"it does not fit together: {self.promise}")
 
 
 def bad_changes() -> list[BadChange]:
@@ -87,7 +97,11 @@ def bad_changes() -> list[BadChange]:
 
 
 def find(change: BadChange | None, points: int) -> Found | None:
-    """Run histories with a change, or without one; None if all promises were kept."""
+    """Run histories with a change, or without one; None if all promises were kept.
+
+    Raises:
+        ValueError: the change does not fit the sources.
+    """
     with tempfile.TemporaryDirectory(prefix="sweep-") as name:
         folder = Path(name)
         tests = [] if change is None else change.tests
@@ -151,9 +165,14 @@ def main() -> int:
     chosen = [one for one in bad_changes() if not options.only or one.name in options.only]
 
     def tell(change: BadChange) -> bool:
-        found = find(change, options.points or change.points)
-        crashes = "" if found is None or change.tests else found.points
-        result = "NOT FOUND" if found is None else f"{crashes:6}  {found.promise[:90]}"
+        found: Found | None = None
+        result = "NOT FOUND"
+        try:
+            found = find(change, options.points or change.points)
+        except ValueError as error:
+            result = f"NOT TRIED: {error}"
+        if found is not None:
+            result = f"{'' if change.tests else found.points:6}  {found.promise[:90]}"
         print(f"{change.rule:8} {change.name:34} {result}", flush=True)
         return found is not None
 
