@@ -35,7 +35,7 @@ run: $(INSTALLED)
 # What the machine lacks is installed meanwhile, one package after the other: apt takes turns.
 test: $(INSTALLED)
 	$(MAKE) --no-print-directory --jobs=3 lint machine bytecode
-	$(PY) -m pytest --numprocesses=$(WORKERS) $(ARGS)
+	$(PY) -m pytest --numprocesses=$(WORKERS) --durations=15 $(ARGS)
 	$(if $(ARGS),,$(ON_LOG) $(LOG_TEST))
 
 # The same tests with topics that have a log: tests/engines.py says which have nothing to ask there.
@@ -70,7 +70,7 @@ COMPILED_TESTS := $(addprefix tests/,test_compiled.py drill golden/test_in_proce
 # What takes long: tests that `make test` leaves out, and some that do more here; hours.
 # SHORT=1 is the part that continuous integration runs.
 soak: $(INSTALLED) machine
-	TRIONSQ_SOAK=$(if $(SHORT),short,full) $(PY) -m pytest --numprocesses=$(WORKERS) $(ARGS)
+	TRIONSQ_SOAK=$(if $(SHORT),short,full) $(PY) -m pytest --numprocesses=$(WORKERS) --durations=40 $(ARGS)
 	$(if $(ARGS),,TRIONSQ_SOAK=$(if $(SHORT),short,full) $(ON_LOG) $(if $(SHORT),$(LOG_SHORT),$(LOG_FULL)))
 
 # The parts that know no browser, no Spark and no foreign client, on each Python from 3.11 on that is
