@@ -20,7 +20,7 @@ from trionsq.core.channel import ChannelState
 from trionsq.core.ids import IdSource, ns_after_id
 from trionsq.core.keys import KeyWindow, PublishKey, TopicKeys
 from trionsq.core.queue import BackendError
-from trionsq.core.round import Round
+from trionsq.core.round import STORED, Round
 from trionsq.core.subscription import Delivery, Subscription
 from trionsq.core.topic import TopicState
 from trionsq.storage.folder import DataFolder
@@ -511,10 +511,9 @@ class World:
         bodies = ListBodies([one.body for one in messages])
         key = None if keyed is None else keyed.key
         try:
-            pending = topic.core.publish(bodies, self.now_ns, defer_ms, key)
+            pending = topic.core.publish(bodies, self.now_ns, defer_ms, key) or STORED
         except BackendError as error:
             raise Broken(f"a publish was refused: {error}") from error
-        assert pending is not None
         if key is not None:
             topic.keys.add(key, self.now_s, pending)
         if defer_ms:
