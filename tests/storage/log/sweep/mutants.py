@@ -33,8 +33,8 @@ _TESTED: Final = ("trionsq", "admin", "lookupd", "tests", "docs", "pyproject.tom
 _NO_TESTS: Final = 5  # pytest's exit code
 _FAILED: Final = re.compile(r"^FAILED .*", re.MULTILINE)
 _FOUND: Final = re.compile(r"after (\d+) crashes: (.*)")
-# What Python says of a program whose text does not fit together.
-_UNFIT: Final = re.compile(r"(?:^|- )(?:TypeError|NameError|UnboundLocalError)\b")
+# What Python says of a program whose text does not fit together, and an assertion of the sweep.
+_UNFIT: Final = re.compile(r"(?:^|- )(?:TypeError|NameError|UnboundLocalError)\b|^AssertionError")
 
 
 class BadChange(msgspec.Struct, forbid_unknown_fields=True):
