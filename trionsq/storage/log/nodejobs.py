@@ -3,7 +3,8 @@
 There is one at a time. What the event loop asks for meanwhile is the next one. If that is much, the
 same thread takes it, and the disk does not wait for a turn of the event loop. If it is little, the
 event loop begins it, and by then it is more. A job that is one write needs no thread if the system
-writes by itself; the next one begins before the publishers of this one have their answers.
+writes by itself; the next one begins before the publishers of this one have their answers. On a
+slow disk it may wait for them instead, see `GroupCommit`.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from threading import Lock
+from time import perf_counter, sleep
 from typing import Final
 
 from trionsq.core.batch import MessageBatch
 from trionsq.core.round import Round
 from trionsq.storage.folder import Background, Job, JobDone
+from trionsq.storage.log.groupcommit import GroupCommit
 from trionsq.storage.log.journals import Journals
 from trionsq.storage.log.roundjob import RoundJob
 from trionsq.storage.log.rows import Change, State, StateError, numbers_added
@@ -35,6 +38,8 @@ _MAX_TOPICS_A_JOB: Final = 256
 _COMMITS_PER_CHECKPOINT: Final = 256
 # Beside so many messages a round costs little: a thread goes on with them.
 _MESSAGES_TO_GO_ON: Final = 64
+# Less is not worth a thread.
+_MIN_SLEEP_S: Final = 0.0002
 
 
 @dataclass(slots=True, eq=False)
@@ -45,17 +50,23 @@ class NodeJob:
         changes: of the state.
         committed: who waits for the changes; None if nobody does.
         rounds: one for each topic.
+        messages: of the rounds, about.
+        began_s: when it was begun.
         failure: why the changes were not committed.
         logs_to_sync: a journal needs that.
         is_last: its thread does not go on.
+        awaited: so many messages the next job waits for.
     """
 
     changes: list[Change]
     committed: Round | None
     rounds: list[RoundJob[TopicLog]]
+    messages: int = 0
+    began_s: float = 0.0
     failure: Exception | None = None
     logs_to_sync: list[TopicLog] = field(default_factory=list)
     is_last: bool = False
+    awaited: int = 0
 
     @property
     def has_failed(self) -> bool:
@@ -88,6 +99,11 @@ class NodeJobs:
         self._lock = Lock()
         self._rounds: dict[TopicLog, RoundJob[TopicLog]] = {}
         self._messages = 0
+        # While nothing is under way: so many messages begin a job.
+        self._awaited = 0
+        self._wait_ends_s = 0.0
+        self._sleeps = False
+        self._group_commit = GroupCommit()
         self._changes: list[Change] = []
         self._commit: Round | None = None
         # The newest commit that a job has taken, and that has not ended.
@@ -107,7 +123,7 @@ class NodeJobs:
             job = self._rounds.get(log_) or self._round_of(log_)
             round_ = job.add_batch(batch, first)
             self._messages += batch.count
-        if not self._is_working:
+        if not self._is_working and self._messages >= self._awaited:
             self._work()
         return round_
 
@@ -161,6 +177,7 @@ class NodeJobs:
         """Begin a job if there is anything to do."""
         if self._is_working:
             return
+        self._awaited = 0
         if self._commits >= _COMMITS_PER_CHECKPOINT:
             self._commits = 0
             self._is_working = True
@@ -201,7 +218,7 @@ class NodeJobs:
         if self._commit is None and not self._rounds:
             return None
         with self._lock:
-            rounds = self._pop_rounds()
+            rounds, messages = self._pop_rounds(), self._messages
             self._messages = 0  # of some topics, perhaps, it is too few
             for job in rounds:
                 job.seal(job.log.durability)
@@ -209,7 +226,7 @@ class NodeJobs:
             if changes or committed is not None:
                 self._failed, self._changes, self._commit = [], [], None
                 committed = self._under_way = committed or Round()
-        return NodeJob(changes, committed, rounds)
+        return NodeJob(changes, committed, rounds, messages, perf_counter())
 
     def _pop_rounds(self) -> list[RoundJob[TopicLog]]:
         if len(self._rounds) <= _MAX_TOPICS_A_JOB:
@@ -223,8 +240,10 @@ class NodeJobs:
         Behind one that failed it does not: the event loop has to know first what is not stored.
         """
         following: NodeJob | None = None
+        job.awaited = 0 if job.has_failed else self._end_round(job)
         if (
             not job.has_failed
+            and not job.awaited
             and self._messages >= self._messages_to_go_on
             and self._commits < _COMMITS_PER_CHECKPOINT
         ):
@@ -266,6 +285,11 @@ class NodeJobs:
             return
         self._journals.end_write(job.rounds)
         job.logs_to_sync = self._journals.logs_to_sync()
+        awaited = self._end_round(job)
+        if awaited:
+            self._await(awaited)
+            self._tell(job, None)
+            return
         # The disk need not wait until the publishers have their answers.
         following = self._take_job() if self._commits < _COMMITS_PER_CHECKPOINT else None
         is_written = following is not None and self._write_directly(following)
@@ -277,12 +301,45 @@ class NodeJobs:
             elif not is_written:
                 self._run_series(following)
 
+    def _end_round(self, job: NodeJob) -> int:
+        """Return how many messages the next job is to have; 0 if it does not wait for them."""
+        now_s = perf_counter()
+        took_s = now_s - job.began_s
+        awaited = self._group_commit.end_round(job.messages, self._messages, took_s, now_s)
+        return 0 if self._commit is not None else awaited
+
+    def _await(self, awaited: int) -> None:
+        """Begin the next job when so much has gathered, or after a moment."""
+        self._is_working = False
+        self._awaited = awaited
+        self._wait_ends_s = perf_counter() + self._group_commit.wait_s
+        if not self._sleeps:
+            self._sleep(self._group_commit.wait_s)
+
+    def _sleep(self, seconds: float) -> None:
+        self._sleeps = True
+        self._background.submit(partial(sleep, seconds), self._end_sleep)
+
+    def _end_sleep(self, error: Exception | None) -> None:
+        self._sleeps = False
+        if not self._awaited:
+            return  # it was begun
+        left_s = self._wait_ends_s - perf_counter()
+        if left_s > _MIN_SLEEP_S:
+            self._sleep(left_s)
+        elif self._group_commit.goes_on_waiting(self._awaited - self._messages):
+            self._await(self._awaited)
+        else:
+            self._work()
+
     def _end(self, job: NodeJob, error: Exception | None) -> None:
         """Hear of a job in the event loop; go on if its thread does not."""
         try:
             self._tell(job, error)
         finally:
-            if job.is_last or error is not None:
+            if job.awaited > self._messages and error is None and self._commit is None:
+                self._await(job.awaited)
+            elif job.is_last or error is not None:
                 self._go_on(None)
 
     def _tell(self, job: NodeJob, error: Exception | None) -> None:

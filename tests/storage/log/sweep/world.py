@@ -25,6 +25,7 @@ from trionsq.core.subscription import Delivery, Subscription
 from trionsq.core.topic import TopicState
 from trionsq.storage.folder import DataFolder
 from trionsq.storage.log.cursor import Cursor
+from trionsq.storage.log.groupcommit import GroupCommit
 from trionsq.storage.log.names import parse_segment_name
 from trionsq.storage.log.node import LogNode
 from trionsq.storage.log.opening import open_logs
@@ -158,6 +159,7 @@ class World:
         self.retain_bytes = random.choice((0, 0, 600, 3_000))
         # Of what threads do; it leaves the story of a seed as it is.
         self._threads = Random(random.getstate()[1][0])
+        self._waits = Random(random.getstate()[1][1])
         self.jobs = HeldBackground()
         self._ids_after_ns = 0
 
@@ -182,6 +184,7 @@ class World:
         )
         # From how many messages on a thread goes from job to job.
         self.node._jobs._messages_to_go_on = self._threads.choice((1, 64))
+        self.node._jobs._group_commit = _DiceCommit(self._waits)
         self.window = KeyWindow(_WINDOW_NS / 1e9, _MAX_KEYS)
         self.snapshots = Snapshots(Retentions(Retention(nbytes=self.retain_bytes)))
         self.remainders = Remainders(self.node, share=0.5, min_bytes=0, patience=PATIENCE)
@@ -666,6 +669,24 @@ class World:
                 channel.core.scan(self.now_s, self.now_ns)
                 moved |= before != (channel.core.in_flight.count, channel.core.deferred_count)
         return moved
+
+
+class _DiceCommit(GroupCommit):
+    """Some rounds wait for more messages, which may come or not."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__()
+        self.wait_s = 0.0
+        self._random = random
+        self._share = random.choice((0.0, 0.0, 0.5))
+
+    def end_round(self, messages: int, gathered: int, took_s: float, now_s: float) -> int:
+        if self._random.random() < self._share:
+            return gathered + self._random.randint(1, 4)
+        return 0
+
+    def goes_on_waiting(self, missing: int) -> bool:
+        return self._random.random() < 0.3
 
 
 def _compare_pause(account: TopicAccount | ChannelAccount, found: bool) -> None:

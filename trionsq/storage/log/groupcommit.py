@@ -1,0 +1,132 @@
+"""Whether a round waits for more messages before it is written. Pure; the caller has the clock.
+
+While one round is written, others publish. If the next one is written at once, those who have their
+answers publish behind it, and so two groups of publishers take turns at the disk: each round has
+half of what it could have, and each publisher waits for two. If the next one waits a moment for
+those who were just answered, all are in one. That helps when the same publishers come again, and
+holds up everybody when they do not. So it is tried: some rounds without, some with it, and what
+brought more messages in a second goes on until the next trial.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["GroupCommit"]
+
+# A trial: so many times in turn so many rounds of each kind, as disks have better moments; fewer if
+# to wait brings nothing. The first rounds of a turn are as those before it.
+_TRIAL_TURNS: Final = 4
+_TURN_ROUNDS: Final = 32
+_FIRST_ROUNDS: Final = 16
+# Rounds until the next trial; after one in vain twice as many as before.
+_MIN_REST_ROUNDS: Final = 2048
+_MAX_REST_ROUNDS: Final = 16_384
+# To wait has to bring so much more: rates vary by themselves.
+_GAIN: Final = 1.05
+# A faster disk is not what publishers wait for.
+_MIN_WRITE_S: Final = 0.0005
+# A round waits for half the time of a write, within these limits; and as often again while
+# messages come.
+_MIN_WAIT_S: Final = 0.0005
+_MAX_WAIT_S: Final = 0.004
+_MAX_WAITS: Final = 4
+# After such a pause what was measured says nothing.
+_PAUSE_S: Final = 0.1
+
+
+class GroupCommit:
+    """Of all rounds of a node.
+
+    Attributes:
+        wait_s: how long the next round waits at most, if it does.
+    """
+
+    def __init__(self) -> None:
+        self.wait_s = _MIN_WAIT_S
+        self._waits = False
+        self._waits_left = 0
+        self._missing = 0
+        self._rest_rounds = _MIN_REST_ROUNDS
+        # Of the trial: turns that are left, in the rest 0; what each kind has brought, and when.
+        self._turns_left = 2 * _TRIAL_TURNS
+        self._brought = [0, 0]
+        self._took_s = [0.0, 0.0]
+        # Of the turn, or the rest.
+        self._rounds_left = _FIRST_ROUNDS + _TURN_ROUNDS
+        self._messages = 0
+        self._began_s = 0.0
+        self._ended_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"<GroupCommit waits={self._waits} left={self._rounds_left}>"
+
+    def end_round(self, messages: int, gathered: int, took_s: float, now_s: float) -> int:
+        """Note a round that was written; return how many messages the next one waits for.
+
+        Args:
+            messages: of the round.
+            gathered: since it began.
+            took_s: to write it.
+            now_s: the time, of a clock that only goes forward.
+        """
+        if not messages:
+            return 0
+        if now_s - self._ended_s > took_s + _PAUSE_S:
+            self._restart(now_s)
+        self._ended_s = now_s
+        self._messages += messages
+        self._rounds_left -= 1
+        if self._rounds_left == _TURN_ROUNDS and self._turns_left:
+            self._messages, self._began_s = 0, now_s
+        elif not self._rounds_left:
+            self._end_turn(now_s)
+        if not self._waits or took_s < _MIN_WRITE_S:
+            return 0
+        # Some are slower than the others.
+        awaited = messages + gathered
+        awaited -= awaited // 16
+        if awaited <= gathered or awaited == 1:
+            return 0
+        self._missing = awaited - gathered
+        self._waits_left = _MAX_WAITS
+        self.wait_s = min(max(took_s / 2, _MIN_WAIT_S), _MAX_WAIT_S)
+        return awaited
+
+    def goes_on_waiting(self, missing: int) -> bool:
+        """Return whether a round whose time is over waits as long again; so many are missing."""
+        came, self._missing = self._missing - missing, missing
+        self._waits_left -= 1
+        return self._waits_left > 0 and 4 * came >= missing
+
+    def _restart(self, now_s: float) -> None:
+        self._messages, self._began_s = 0, now_s
+        if self._turns_left:
+            self._rounds_left = _FIRST_ROUNDS + _TURN_ROUNDS
+
+    def _end_turn(self, now_s: float) -> None:
+        if self._turns_left:
+            self._brought[self._waits] += self._messages
+            self._took_s[self._waits] += now_s - self._began_s
+            self._waits = not self._waits
+            self._turns_left -= 1
+            if not self._turns_left % 2:
+                self._compare()
+        else:
+            self._waits = False
+            self._turns_left = 2 * _TRIAL_TURNS
+            self._brought, self._took_s = [0, 0], [0.0, 0.0]
+        self._rounds_left = _FIRST_ROUNDS + _TURN_ROUNDS if self._turns_left else self._rest_rounds
+        self._messages, self._began_s = 0, now_s
+
+    def _compare(self) -> None:
+        """End the trial if it has shown enough."""
+        at_once, waiting = (
+            count / max(took_s, 1e-6)
+            for count, took_s in zip(self._brought, self._took_s, strict=True)
+        )
+        if waiting <= at_once or not self._turns_left:
+            self._turns_left = 0
+            self._waits = waiting > _GAIN * at_once
+            longer = min(2 * self._rest_rounds, _MAX_REST_ROUNDS)
+            self._rest_rounds = _MIN_REST_ROUNDS if self._waits else longer
