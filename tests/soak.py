@@ -60,9 +60,9 @@ def by_level(*, test: T, short: T, full: T) -> T:
 
 def swept(count: int, one_in: int = 5) -> range:
     """The numbers of those of ``count`` places, from 1, that a sweep tries in this run: one in so
-    many in `make test`, but no more than about 25; 20 at most in the short soak, others if there
+    many in `make test`, but no more than about 25; 10 at most in the short soak, others if there
     are many; every one in the full one."""
-    step = by_level(test=max(one_in, count // 25), short=max(1, -(-count // 20)), full=1)
+    step = by_level(test=max(one_in, count // 25), short=max(1, -(-count // 10)), full=1)
     return range(by_level(test=1, short=(step + 1) // 2, full=1), count + 1, step)
 
 

@@ -22,7 +22,7 @@ from tests.soak import by_level, more_in_soak
 from tests.work import longest_step
 
 FOLDER = f"{Path(admin.__file__).parent}/"
-FEW, MANY = 10, by_level(test=1_000, short=3_000, full=3_000)
+FEW, MANY = 10, by_level(test=1_000, short=1_000, full=3_000)
 # One step of 250 rows, the most that a page shows, has fewer lines than this; MANY have far more.
 LINES_MAX = 50_000
 

@@ -9,7 +9,7 @@ import pytest
 from tests.daemon.repeats import KINDS, publish_through_kills
 from tests.soak import by_level, smoke
 
-COUNT = by_level(test=1_000, short=20_000, full=100_000)
+COUNT = by_level(test=1_000, short=8_000, full=100_000)
 KILLS = by_level(test=1, short=4, full=20)
 
 

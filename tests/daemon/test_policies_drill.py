@@ -28,7 +28,7 @@ from tests.soak import by_level, in_short_soak
 from trionsq.client import Config, Consumer
 from trionsq.httpget import get, post
 
-COUNT = by_level(test=2_000, short=20_000, full=200_000)
+COUNT = by_level(test=2_000, short=8_000, full=200_000)
 BOUND = COUNT // 4
 LOG = ["--storage=log", "--durability=always"]
 ENGINES = pytest.mark.parametrize(

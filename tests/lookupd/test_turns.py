@@ -24,7 +24,7 @@ from tests.work import longest_step
 from trionsq.web import protocol
 
 FOLDER = f"{Path(lookupd.__file__).parent}/"
-FEW, MANY = 10, by_level(test=3_000, short=10_000, full=10_000)
+FEW, MANY = 10, by_level(test=3_000, short=3_000, full=10_000)
 # One step of 500 registrations has fewer lines than this, and MANY of them have far more.
 LINES_MAX = 15_000
 
