@@ -89,7 +89,7 @@ class Model:
                 return
 
 
-@pytest.mark.parametrize("count", [2, 10, 50, 500])
+@pytest.mark.parametrize("count", [2, 10, 50, 200])
 def test_publishers_that_come_again_are_one_group(count: int) -> None:
     """Once that was tried, each round has all of them, and not the half."""
     rates = []

@@ -1,11 +1,11 @@
 """Whether a round waits for more messages before it is written. Pure; the caller has the clock.
 
-While one round is written, others publish. If the next one is written at once, those who have their
-answers publish behind it, and so two groups of publishers take turns at the disk: each round has
-half of what it could have, and each publisher waits for two. If the next one waits a moment for
-those who were just answered, all are in one. That helps when the same publishers come again, and
-holds up everybody when they do not. So it is tried: some rounds without, some with it, and what
-brought more messages in a second goes on until the next trial.
+While one round is written, others publish. If the next round is written at once, those who were
+just answered publish behind it. So two groups of publishers take turns at the disk: a round has
+half of the messages that it could have, and a publisher waits for two rounds. If the next round
+waits a moment for those who were just answered, it has all. That helps when the same publishers
+publish again, and delays everybody when they do not. A trial finds out: some rounds wait, some do
+not, and what brings more messages a second goes on until the next trial.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Final
 
 __all__ = ["GroupCommit"]
 
-# A trial: so many times in turn so many rounds of each kind, as disks have better moments; fewer if
-# to wait brings nothing. The first rounds of a turn are as those before it.
-_TRIAL_TURNS: Final = 4
-_TURN_ROUNDS: Final = 32
-_FIRST_ROUNDS: Final = 16
+# A trial has so many turns: one without waiting, then one with it, as disks have better moments. It
+# ends early if to wait brings nothing.
+_TRIAL_TURNS: Final = 8
+# Rounds of a turn. Only the last ones count: the first are as the rounds before the turn.
+_TURN_ROUNDS: Final = 48
+_COUNTED_ROUNDS: Final = 32
 # Rounds until the next trial; after one in vain twice as many as before.
 _MIN_REST_ROUNDS: Final = 2048
 _MAX_REST_ROUNDS: Final = 16_384
@@ -36,7 +37,7 @@ _PAUSE_S: Final = 0.1
 
 
 class GroupCommit:
-    """Of all rounds of a node.
+    """Decides for all rounds of a node.
 
     Attributes:
         wait_s: how long the next round waits at most, if it does.
@@ -49,11 +50,11 @@ class GroupCommit:
         self._missing = 0
         self._rest_rounds = _MIN_REST_ROUNDS
         # Of the trial: turns that are left, in the rest 0; what each kind has brought, and when.
-        self._turns_left = 2 * _TRIAL_TURNS
+        self._turns_left = _TRIAL_TURNS
         self._brought = [0, 0]
         self._took_s = [0.0, 0.0]
         # Of the turn, or the rest.
-        self._rounds_left = _FIRST_ROUNDS + _TURN_ROUNDS
+        self._rounds_left = _TURN_ROUNDS
         self._messages = 0
         self._began_s = 0.0
         self._ended_s = 0.0
@@ -77,7 +78,7 @@ class GroupCommit:
         self._ended_s = now_s
         self._messages += messages
         self._rounds_left -= 1
-        if self._rounds_left == _TURN_ROUNDS and self._turns_left:
+        if self._rounds_left == _COUNTED_ROUNDS and self._turns_left:
             self._messages, self._began_s = 0, now_s
         elif not self._rounds_left:
             self._end_turn(now_s)
@@ -102,7 +103,7 @@ class GroupCommit:
     def _restart(self, now_s: float) -> None:
         self._messages, self._began_s = 0, now_s
         if self._turns_left:
-            self._rounds_left = _FIRST_ROUNDS + _TURN_ROUNDS
+            self._rounds_left = _TURN_ROUNDS
 
     def _end_turn(self, now_s: float) -> None:
         if self._turns_left:
@@ -114,9 +115,9 @@ class GroupCommit:
                 self._compare()
         else:
             self._waits = False
-            self._turns_left = 2 * _TRIAL_TURNS
+            self._turns_left = _TRIAL_TURNS
             self._brought, self._took_s = [0, 0], [0.0, 0.0]
-        self._rounds_left = _FIRST_ROUNDS + _TURN_ROUNDS if self._turns_left else self._rest_rounds
+        self._rounds_left = _TURN_ROUNDS if self._turns_left else self._rest_rounds
         self._messages, self._began_s = 0, now_s
 
     def _compare(self) -> None:
