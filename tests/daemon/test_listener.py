@@ -24,7 +24,7 @@ from trionsq.daemon.listener import (
 )
 from trionsq.hostport import split_address
 
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 
 
 @pytest.mark.parametrize(
