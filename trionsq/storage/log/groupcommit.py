@@ -14,9 +14,10 @@ from typing import Final
 
 __all__ = ["GroupCommit"]
 
-# A trial has so many turns: one without waiting, then one with it, as disks have better moments. It
-# ends early if to wait brings nothing.
-_TRIAL_TURNS: Final = 8
+# A trial has so many pairs of turns, one without waiting and one with it, as disks have better
+# moments. To wait may lose one pair.
+_TRIAL_PAIRS: Final = 4
+_MAX_LOST: Final = 1
 # Rounds of a turn. Only the last ones count: the first are as the rounds before the turn.
 _TURN_ROUNDS: Final = 48
 _COUNTED_ROUNDS: Final = 32
@@ -32,8 +33,8 @@ _MIN_WRITE_S: Final = 0.0005
 _MIN_WAIT_S: Final = 0.0005
 _MAX_WAIT_S: Final = 0.004
 _MAX_WAITS: Final = 4
-# After such a pause what was measured says nothing.
-_PAUSE_S: Final = 0.1
+# After such a pause, longer than any wait, what was measured says nothing.
+_PAUSE_S: Final = 0.02
 
 
 class GroupCommit:
@@ -49,10 +50,11 @@ class GroupCommit:
         self._waits_left = 0
         self._missing = 0
         self._rest_rounds = _MIN_REST_ROUNDS
-        # Of the trial: turns that are left, in the rest 0; what each kind has brought, and when.
-        self._turns_left = _TRIAL_TURNS
-        self._brought = [0, 0]
-        self._took_s = [0.0, 0.0]
+        # Of the trial: whole pairs that are left, in the rest 0; pairs in which to wait was no
+        # better; and messages a second of the last turn without waiting.
+        self._pairs_left = _TRIAL_PAIRS
+        self._lost = 0
+        self._rate_at_once = 0.0
         # Of the turn, or the rest.
         self._rounds_left = _TURN_ROUNDS
         self._messages = 0
@@ -78,7 +80,7 @@ class GroupCommit:
         self._ended_s = now_s
         self._messages += messages
         self._rounds_left -= 1
-        if self._rounds_left == _COUNTED_ROUNDS and self._turns_left:
+        if self._rounds_left == _COUNTED_ROUNDS and self._pairs_left:
             self._messages, self._began_s = 0, now_s
         elif not self._rounds_left:
             self._end_turn(now_s)
@@ -102,32 +104,29 @@ class GroupCommit:
 
     def _restart(self, now_s: float) -> None:
         self._messages, self._began_s = 0, now_s
-        if self._turns_left:
+        if self._pairs_left:
             self._rounds_left = _TURN_ROUNDS
 
     def _end_turn(self, now_s: float) -> None:
-        if self._turns_left:
-            self._brought[self._waits] += self._messages
-            self._took_s[self._waits] += now_s - self._began_s
-            self._waits = not self._waits
-            self._turns_left -= 1
-            if not self._turns_left % 2:
-                self._compare()
-        else:
-            self._waits = False
-            self._turns_left = _TRIAL_TURNS
-            self._brought, self._took_s = [0, 0], [0.0, 0.0]
-        self._rounds_left = _TURN_ROUNDS if self._turns_left else self._rest_rounds
+        """End a turn of the trial, or the rest."""
+        rate = self._messages / max(now_s - self._began_s, 1e-6)
         self._messages, self._began_s = 0, now_s
+        if not self._pairs_left:
+            self._pairs_left, self._lost = _TRIAL_PAIRS, 0
+            self._waits = False
+        elif not self._waits:
+            self._rate_at_once = rate
+            self._waits = True
+        else:
+            self._lost += rate <= _GAIN * self._rate_at_once
+            self._pairs_left -= 1
+            self._waits = False
+            if self._lost > _MAX_LOST or not self._pairs_left:
+                self._end_trial()
+        self._rounds_left = _TURN_ROUNDS if self._pairs_left else self._rest_rounds
 
-    def _compare(self) -> None:
-        """End the trial if it has shown enough."""
-        at_once, waiting = (
-            count / max(took_s, 1e-6)
-            for count, took_s in zip(self._brought, self._took_s, strict=True)
-        )
-        if waiting <= at_once or not self._turns_left:
-            self._turns_left = 0
-            self._waits = waiting > _GAIN * at_once
-            longer = min(2 * self._rest_rounds, _MAX_REST_ROUNDS)
-            self._rest_rounds = _MIN_REST_ROUNDS if self._waits else longer
+    def _end_trial(self) -> None:
+        self._pairs_left = 0
+        self._waits = self._lost <= _MAX_LOST
+        longer = min(2 * self._rest_rounds, _MAX_REST_ROUNDS)
+        self._rest_rounds = _MIN_REST_ROUNDS if self._waits else longer
