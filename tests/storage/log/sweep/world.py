@@ -160,6 +160,8 @@ class World:
         # Of what threads do; it leaves the story of a seed as it is.
         self._threads = Random(random.getstate()[1][0])
         self._waits = Random(random.getstate()[1][1])
+        # In few histories: each wait changes the rest of one.
+        self._wait_share = self._waits.choice((0.0,) * 7 + (0.5,))
         self.jobs = HeldBackground()
         self._ids_after_ns = 0
 
@@ -184,7 +186,7 @@ class World:
         )
         # From how many messages on a thread goes from job to job.
         self.node._jobs._messages_to_go_on = self._threads.choice((1, 64))
-        self.node._jobs._group_commit = _DiceCommit(self._waits)
+        self.node._jobs._group_commit = _DiceCommit(self._waits, self._wait_share)
         self.window = KeyWindow(_WINDOW_NS / 1e9, _MAX_KEYS)
         self.snapshots = Snapshots(Retentions(Retention(nbytes=self.retain_bytes)))
         self.remainders = Remainders(self.node, share=0.5, min_bytes=0, patience=PATIENCE)
@@ -674,11 +676,11 @@ class World:
 class _DiceCommit(GroupCommit):
     """Some rounds wait for more messages, which may come or not."""
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, share: float) -> None:
         super().__init__()
         self.wait_s = 0.0
         self._random = random
-        self._share = random.choice((0.0, 0.0, 0.5))
+        self._share = share
 
     def end_round(self, messages: int, gathered: int, took_s: float, now_s: float) -> int:
         if self._random.random() < self._share:
