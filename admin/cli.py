@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from admin.options import NsqadminOptions, OptionsError
 from trionsq.daemon import log
-from trionsq.daemon.command import fatal, raise_open_files_limit, read_options
+from trionsq.daemon.command import fatal, prepare_process, read_options
 
 __all__ = ["main"]
 
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.warning("%s", warning)
     if options.add_user:
         return _add_user(options)
-    raise_open_files_limit()
+    prepare_process()
     # Here, because they take long to import: --help and --version do without.
     import trio
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from lookupd.options import NsqlookupdOptions
 from trionsq.daemon import log
-from trionsq.daemon.command import fatal, raise_open_files_limit, read_options
+from trionsq.daemon.command import fatal, prepare_process, read_options
 
 __all__ = ["main"]
 
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logger = log.configure(options.log_prefix, options.log_level, form=options.log_format)
     for warning in warnings:
         logger.warning("%s", warning)
-    raise_open_files_limit()
+    prepare_process()
     # Here, because they take long to import: --help and --version do without.
     import trio
 

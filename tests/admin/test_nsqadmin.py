@@ -82,7 +82,7 @@ def test_a_start_error_is_one_fatal_line(
 ) -> None:
     """The original's words; exit code 1."""
     # That of the tests stays.
-    monkeypatch.setattr(cli, "raise_open_files_limit", lambda: None)
+    monkeypatch.setattr(cli, "prepare_process", lambda: None)
     with pytest.raises(SystemExit, match=r"^1$"):
         main(["--http-address=127.0.0.1:0", *words])
     line = r"\[nsqadmin\] [\d/]{10} [\d:.]{15} FATAL: failed to instantiate nsqadmin - "

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import resource
+import subprocess
+import sys
 
 import pytest
 
-from trionsq.daemon.command import raise_open_files_limit
+from trionsq.daemon.command import prepare_process
 
 
 def test_as_many_files_as_allowed_may_be_open() -> None:
@@ -15,7 +19,7 @@ def test_as_many_files_as_allowed_may_be_open() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, soft), hard))
     try:
         for _ in range(2):
-            raise_open_files_limit()
+            prepare_process()
             assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -31,6 +35,37 @@ def test_a_system_that_refuses_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -
         raise ValueError("not allowed to raise maximum limit")
 
     monkeypatch.setattr(resource, "setrlimit", refuse)
-    raise_open_files_limit()
+    prepare_process()
     assert tried == [(resource.RLIMIT_NOFILE, (before[1], before[1]))]
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
+
+
+# What a thread allocates would be in an arena of its own: it is the second one in the list.
+_LIST_ARENAS = """
+import ctypes, sys, threading
+from trionsq.daemon.command import prepare_process
+if sys.argv[1] == "prepared":
+    prepare_process()
+thread = threading.Thread(target=lambda: [bytes(1000) for _ in range(1000)])
+thread.start()
+thread.join()
+libc = ctypes.CDLL(None)
+libc.malloc_info(0, ctypes.c_void_p.in_dll(libc, "stdout"))
+libc.fflush(None)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_info"), reason="no glibc")
+@pytest.mark.parametrize(("how", "arenas"), [("prepared", 1), ("as it is", 2)])
+def test_threads_allocate_from_one_arena(how: str, arenas: int) -> None:
+    """With glibc a thread would have an arena of its own."""
+    command = [sys.executable, "-c", _LIST_ARENAS, how]
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("MALLOC_ARENA_MAX", "GLIBC_TUNABLES")
+    }
+    listed = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    assert listed.count("<heap nr=") == arenas

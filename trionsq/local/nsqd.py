@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from trionsq.broker.options import NsqdOptions, OptionsError, validated
 from trionsq.daemon import log
-from trionsq.daemon.command import fatal, raise_open_files_limit, read_options
+from trionsq.daemon.command import fatal, prepare_process, read_options
 from trionsq.logtext import first_error
 
 
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         fatal(options.log_prefix, str(error), options.log_format)
     for warning in warnings:
         logger.warning("%s", warning)
-    raise_open_files_limit()
+    prepare_process()
     return _run(options)
 
 

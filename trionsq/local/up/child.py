@@ -18,7 +18,7 @@ from typing import Final
 
 import trio
 
-from trionsq.daemon.command import raise_open_files_limit
+from trionsq.daemon.command import prepare_process
 from trionsq.daemon.gcpolicy import start_collecting
 from trionsq.daemon.log import configure
 from trionsq.daemon.signals import wait_second_signal
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, kind, *flags = sys.argv[1:] if argv is None else argv
     level = _value_of(flags, "--log-level=", "info")
     configure(f"[{name}] ", level, form=_value_of(flags, "--log-format=", "classic"))
-    raise_open_files_limit()
+    prepare_process()
     tune_interpreter()
     failure: BaseException | None = None
     try:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import trio
 
 from trionsq.daemon import log
-from trionsq.daemon.command import raise_open_files_limit
+from trionsq.daemon.command import prepare_process
 from trionsq.local.nsqd_daemon import tune_interpreter
 from trionsq.local.up.cluster import Cluster, run_cluster
 from trionsq.local.up.daemons import host_inside
@@ -37,7 +37,7 @@ def run(options: UpOptions, body: Callable[[Cluster], Awaitable[object]]) -> int
     except UpError as error:
         logger.critical("%s", error)
         return 1
-    raise_open_files_limit()
+    prepare_process()
     tune_interpreter()
     hosting = host_process if options.processes else host_inside
     return trio.run(run_cluster, plan(options), hosting, body)
