@@ -24,7 +24,8 @@ from trionsq.storage.log.opening import open_logs
 from trionsq.storage.log.ranges import HeldRange, MessageRange
 from trionsq.storage.log.reading import RangesRead
 from trionsq.storage.log.rows import UpdateTopic
-from trionsq.storage.log.state import STATE_FILE
+from trionsq.storage.log.snapshot import Snapshots
+from trionsq.storage.log.state import STATE_FILE, WAL_FILE
 from trionsq.storage.log.tailcache import TailCache
 from trionsq.storage.log.topiclog import TopicLog
 from trionsq.testing.background import HeldBackground
@@ -283,6 +284,38 @@ def test_deferred_messages_that_a_gap_took_are_in_no_depth_twice() -> None:
     assert cursor.depth == 2
     cursor.load([MessageRange(0, 1, 1)], skipped=5)
     assert (cursor.depth, cursor.check()) == (1, None)
+
+
+def test_a_deferred_message_that_a_power_cut_took_costs_no_other_one() -> None:
+    """Also if the next start could not commit that it is gone, and publishes stand behind it."""
+    node = Node("interval")
+    channel = ChannelState("c", 0, node.node.new_cursor(node.log, "c", 0), Random(1))
+    node.topic.add_channel(channel)
+    publish(node, b"a")
+    node.jobs.run_all()
+    node.log.sync()
+    node.jobs.run_all()
+    node.topic.publish(ListBodies([b"deferred"]), NOW_NS, 60_000)
+    node.jobs.run_all()
+    while node.topic.pump(0.0, NOW_NS):
+        pass
+    snapshots = Snapshots()
+    list(snapshots.add_channel(channel, node.log.number))
+    snapshots.commit(node.node)
+    node.jobs.run_all()
+    disk = node.disk.after_power_loss()
+    while any(b"deferred" in content for content in disk.files().values()):
+        disk = node.disk.after_power_loss()
+
+    disk.fail(errno.EIO, forever=True, only=["sync"], name=WAL_FILE)
+    second, log = start(disk)
+    TopicState("t", 0, log, IdSource(2)).publish(ListBodies([b"c"]), NOW_NS)
+    run_jobs(second)
+    assert second.folder.faults
+    for _ in range(8):  # the commit that failed may be there all the same
+        _, log = start(disk.after_kill())
+        [cursor] = log.cursors.values()
+        assert (cursor.next, cursor.frontier, cursor.depth) == (0, 3, 2)
 
 
 def bodies_after(disk: SimulatedDisk) -> list[bytes]:

@@ -37,6 +37,7 @@ from trionsq.storage.log.ranges import (
 )
 from trionsq.storage.log.replay import replay_journals
 from trionsq.storage.log.rows import (
+    Change,
     ForgetTopic,
     StateContent,
     StateError,
@@ -234,8 +235,10 @@ def _open_log(
         if (aimed := aimed_channel(head.key)) is not None:
             topic_log.aims.add(head.sequence, head.next_sequence, aimed)
     found = FoundLog(topic_log, last_id=tail.last_id)
+    changes: list[Change] = []
     for channel in channels:
-        cursor = _open_cursor(node, topic_log, channel, held[channel.number], tail, known_gaps)
+        stored = held[channel.number]
+        cursor = _open_cursor(topic_log, channel, stored, tail, known_gaps, changes)
         cursor.is_paused = channel.paused
         topic_log.cursors[channel.number] = cursor
         found.channels.append(cursor)
@@ -243,28 +246,30 @@ def _open_log(
     for _, key in sorted(tail.keyed):
         node.keys.add_found(row.number, key)
     # Channels have their old positions in the state until the next snapshot.
-    node.commit([UpdateTopic(replace(topic_log.row(), scan=row.scan))])
+    changes.append(UpdateTopic(replace(topic_log.row(), scan=row.scan)))
+    node.commit(changes)
     return found
 
 
 def _open_cursor(
-    node: LogNode,
     topic_log: TopicLog,
     row: StoredChannel,
     held: list[StoredHeld],
     tail: _Tail,
     known_gaps: Gaps,
+    changes: list[Change],
 ) -> Cursor:
+    """Make the cursor of a channel; ``changes`` gets what the state has to know."""
     frontier = max(topic_log.frontier, row.frontier)
     cursor = Cursor(topic_log, row.number, row.name, min(row.next, frontier), frontier)
     opened, skipped = unpack_open(row.open)
-    begin = max(row.next, tail.end)
-    lost = max(0, row.frontier - begin) - known_gaps.count(begin, row.frontier)
+    lost = topic_log.count_gaps(row.next, row.frontier) - known_gaps.count(row.next, row.frontier)
     if lost and skipped:
-        # They have become a gap, which the topic's row will have.
+        # They are gaps now, at the end, or before what was published behind them since: then an
+        # earlier start has not committed that. The topic's row will have them.
         skipped = max(0, skipped - lost)
         packed = pack_open(opened, skipped, unpack_replay(row.open))
-        node.commit([UpdateChannel(replace(row, open=packed))])
+        changes.append(UpdateChannel(replace(row, open=packed)))
     cursor.held.load(held, row.fired_ns, SequenceSet(opened))
     for head in tail.deferred:
         first, end = max(head.sequence, row.frontier), min(head.next_sequence, frontier)
