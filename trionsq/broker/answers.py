@@ -23,7 +23,7 @@ _MAX_ANSWER_BYTES: Final = 10_000 * len(frames.OK)
 _MAX_BODY_BYTES: Final = 8 * 1024 * 1024
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, init=False)
 class OwedAnswer:
     """The answer to a publish that is not safe yet.
 
@@ -38,6 +38,13 @@ class OwedAnswer:
     answer: bytes
     command: str
     body_nbytes: int
+
+    # See `trionsq.wire.events.Publish`.
+    def __init__(self, round_: Round, answer: bytes, command: str, body_nbytes: int) -> None:
+        self.round = round_
+        self.answer = answer
+        self.command = command
+        self.body_nbytes = body_nbytes
 
 
 Answer: TypeAlias = bytes | OwedAnswer

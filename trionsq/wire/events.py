@@ -97,12 +97,17 @@ class StartClose:
     """CLS."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Publish:
     """A run of PUBs to one topic: each body is one command with an answer of its own."""
 
     topic: str
     bodies: Bodies
+
+    # Compiled, a method of the class takes a quarter of the time of one that dataclass makes.
+    def __init__(self, topic: str, bodies: Bodies) -> None:
+        self.topic = topic
+        self.bodies = bodies
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final
 from zlib import crc32
 
 from trionsq.storage.log.format import FormatError, UnsupportedError
@@ -51,7 +51,8 @@ _HEAD_BYTES: Final = len(_MARKER) + _CRC.size + _HEAD.size
 _NAME: Final = re.compile(r"trionsq\.journal\.([0-9]{8,20})\.dat")
 
 
-class JournalPiece(NamedTuple):
+@dataclass(slots=True, init=False)
+class JournalPiece:
     """What was written to a segment at once.
 
     Attributes:
@@ -65,6 +66,14 @@ class JournalPiece(NamedTuple):
     salt: int
     offset: int
     data: bytes
+
+    # See `trionsq.wire.events.Publish`.
+    def __init__(self, incarnation: int, first: int, salt: int, offset: int, data: bytes) -> None:
+        self.incarnation = incarnation
+        self.first = first
+        self.salt = salt
+        self.offset = offset
+        self.data = data
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +119,9 @@ def encode_piece(piece: JournalPiece, salt: int, round_: int) -> list[bytes]:
 
     ``round_`` is a number that rises with each fsync.
     """
-    *place, data = piece
-    head = _HEAD.pack(round_, *place, len(data), crc32(data, salt))
+    of, data = piece, piece.data
+    crc = crc32(data, salt)
+    head = _HEAD.pack(round_, of.incarnation, of.first, of.salt, of.offset, len(data), crc)
     return [_PREFIX.pack(_MARKER, crc32(head, salt)), head, data]
 
 

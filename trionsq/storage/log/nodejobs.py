@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from threading import Lock
@@ -42,7 +41,6 @@ _MESSAGES_TO_GO_ON: Final = 64
 _MIN_SLEEP_S: Final = 0.0002
 
 
-@dataclass(slots=True, eq=False)
 class NodeJob:
     """Changes that are committed, and rounds that are written then.
 
@@ -58,15 +56,25 @@ class NodeJob:
         awaited: so many messages the next job waits for.
     """
 
-    changes: list[Change]
-    committed: Round | None
-    rounds: list[RoundJob[TopicLog]]
-    messages: int = 0
-    began_s: float = 0.0
-    failure: Exception | None = None
-    logs_to_sync: list[TopicLog] = field(default_factory=list)
-    is_last: bool = False
-    awaited: int = 0
+    __slots__ = ("awaited", "began_s", "changes", "committed", "failure", "is_last",
+                 "logs_to_sync", "messages", "rounds")  # fmt: skip
+
+    def __init__(
+        self,
+        changes: list[Change],
+        committed: Round | None,
+        rounds: list[RoundJob[TopicLog]],
+        messages: int,
+    ) -> None:
+        self.changes = changes
+        self.committed = committed
+        self.rounds = rounds
+        self.messages = messages
+        self.began_s = perf_counter()
+        self.failure: Exception | None = None
+        self.logs_to_sync: list[TopicLog] = []
+        self.is_last = False
+        self.awaited = 0
 
     @property
     def has_failed(self) -> bool:
@@ -197,7 +205,7 @@ class NodeJobs:
         if write is None:
             return False
         ended = partial(self._end_write, job)
-        self._background.submit_write(*write, ended)
+        self._background.submit_write(write.file, write.data, write.offset, write.room, ended)
         return True
 
     def _run_series(self, first: NodeJob) -> None:
@@ -226,7 +234,7 @@ class NodeJobs:
             if changes or committed is not None:
                 self._failed, self._changes, self._commit = [], [], None
                 committed = self._under_way = committed or Round()
-        return NodeJob(changes, committed, rounds, messages, perf_counter())
+        return NodeJob(changes, committed, rounds, messages)
 
     def _pop_rounds(self) -> list[RoundJob[TopicLog]]:
         if len(self._rounds) <= _MAX_TOPICS_A_JOB:

@@ -146,7 +146,7 @@ class RoundJob(Generic[_Log]):
         `end_write` follows, or `rescue_write`.
         """
         self._write = self._writer.encode_round(self.entries, sync=True)
-        return None if self._write is None else self._write.write
+        return self._write
 
     def encode_copy(self) -> JournalPiece | None:
         """Return what a journal needs to make the round durable; None if it takes more than that.

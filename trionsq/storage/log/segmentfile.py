@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from trionsq.core.batch import MessageBatch
 from trionsq.disk import Disk, DiskFile, ReadableFile
@@ -74,38 +75,39 @@ class SegmentFile:
         return place[2]
 
 
-class DiskWrite(NamedTuple):
-    """A write that makes durable what it writes: to which file, what, and where.
+class DiskWrite:
+    """A write that makes durable what it writes.
 
-    ``room``: so many zeros stand behind the data.
+    Attributes:
+        file, data, offset: what goes where.
+        room: so many zeros stand behind the data.
     """
 
-    file: DiskFile
-    data: bytes
-    offset: int
-    room: int = 0
+    __slots__ = ("data", "file", "offset", "room")
+
+    def __init__(self, file: DiskFile, data: bytes, offset: int, room: int) -> None:
+        self.file = file
+        self.data = data
+        self.offset = offset
+        self.room = room
 
 
-class RoundWrite(NamedTuple):
+class RoundWrite(DiskWrite):
     """What brings a round to its segment, see `SegmentWriter.encode_round`.
 
     Attributes:
-        file, data, offset: where the records go.
-        room: so many zeros stand behind them.
         records: the messages as the log has them.
         began_s: when it began.
     """
 
-    file: DiskFile
-    data: bytes
-    offset: int
-    room: int
-    records: list[MessageBatch]
-    began_s: float
+    __slots__ = ("began_s", "records")
 
-    @property
-    def write(self) -> DiskWrite:
-        return DiskWrite(self.file, self.data, self.offset, self.room)
+    def __init__(
+        self, file: DiskFile, data: bytes, offset: int, room: int, records: list[MessageBatch]
+    ) -> None:
+        super().__init__(file, data, offset, room)
+        self.records = records
+        self.began_s = time.perf_counter()
 
 
 class _GrowingFile:

@@ -172,7 +172,7 @@ class SegmentWriter:
             end += len(record)
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         room = self._size_with_room(offset, end) - end if sync else 0
-        return RoundWrite(self._file, data, offset, room, records, time.perf_counter())
+        return RoundWrite(self._file, data, offset, room, records)
 
     def _size_with_room(self, offset: int, end: int) -> int:
         if end <= self._size or end - offset > _MAX_BYTES_WITH_ROOM:
@@ -204,7 +204,8 @@ class SegmentWriter:
         if failed.room and getattr(error, "errno", None) == errno.ENOSPC:
             with suppress(OSError):
                 failed.file.write_durably(failed.data, failed.offset)  # what counts may have space
-                self.end_write(failed._replace(room=0), sync=True)
+                failed.room = 0
+                self.end_write(failed, sync=True)
                 return
         self._rescue(list(self._unsynced), failed.records)
 
