@@ -17,6 +17,7 @@ from trionsq.broker.gathering import Gathering
 from trionsq.broker.runtime import Clock
 from trionsq.broker.topic_mover import TopicMover
 from trionsq.core.batch import MessageBatch
+from trionsq.core.bounded import QueueFull
 from trionsq.core.keys import KeyUnknown, PublishKey, TopicKeys
 from trionsq.core.queue import BackendBusy, BackendError
 from trionsq.core.round import Round
@@ -36,7 +37,15 @@ _MAX_DELETE: Final = 16
 
 
 class PublishRefused(Exception):
-    """No message was queued; the text says why."""
+    """No message was queued; the text says why.
+
+    Attributes:
+        is_full: a queue is, whose policy refuses more.
+    """
+
+    def __init__(self, text: str, *, is_full: bool = False) -> None:
+        super().__init__(text)
+        self.is_full = is_full
 
 
 async def until_safe(pending: Round) -> None:
@@ -51,6 +60,10 @@ async def until_safe(pending: Round) -> None:
         await done.wait()
     if pending.error is not None:
         raise PublishRefused(pending.error)
+
+
+def _refused_by(error: BackendError) -> PublishRefused:
+    return PublishRefused(str(error), is_full=isinstance(error, QueueFull))
 
 
 class Topic:
@@ -193,7 +206,7 @@ class Topic:
         try:
             return self.core.publish(bodies, self._clock.now_ns(), defer_ms)
         except BackendError as error:
-            raise PublishRefused(str(error)) from error
+            raise _refused_by(error) from error
 
     def publish_batch(self, batch: MessageBatch) -> Round | None:
         """As `publish`, with ids and times that the messages have already."""
@@ -203,7 +216,7 @@ class Topic:
         try:
             return self.core.publish_batch(batch)
         except BackendError as error:
-            raise PublishRefused(str(error)) from error
+            raise _refused_by(error) from error
 
     def publish_once(
         self, key: PublishKey, bodies: Bodies, defer_ms: int = 0, epoch: str = ""
@@ -233,7 +246,7 @@ class Topic:
         try:
             pending = self.core.publish(bodies, self._clock.now_ns(), defer_ms, key)
         except BackendError as error:
-            raise PublishRefused(str(error)) from error
+            raise _refused_by(error) from error
         self.keys.add(key, now_s, pending)
         return pending, False
 

@@ -15,7 +15,6 @@ from typing import Final
 
 from trionsq.broker.broker import Broker
 from trionsq.broker.topic import PublishRefused, Topic
-from trionsq.core.bounded import QueueFull
 from trionsq.durations import MILLISECOND_NS
 from trionsq.web.protocol import HttpError, Query, valid_topic_name
 from trionsq.wire.bodies import Bodies, ListBodies, PackedBodies
@@ -80,7 +79,7 @@ class PublishRules:
             return HttpError(503, "EXITING")
         if topic.refusal == DRAINING:
             return drained()
-        if isinstance(refused.__cause__, QueueFull):
+        if refused.is_full:
             return HttpError(429, f"{command}_FAILED: {refused}")
         return HttpError(503, f"{command}_FAILED: {refused}")
 
