@@ -1,10 +1,11 @@
 """A folder of Parquet files in which each microbatch of a query appears once, whatever crashes.
 
-Spark writes a microbatch below ``_staging``, which readers skip. When it is complete its files are
-renamed into place, with the query's id and the microbatch's number in their names. A microbatch
-that is repeated after a crash resumes: it is written again, or its renames are completed, or there
-is nothing to do. So any reader of Parquet sees whole files and each row once, and needs no log of
-Spark's to know which files count.
+Spark writes a microbatch below ``_staging``, which is not part of the table: Spark and pyarrow skip
+it, others have to be given the files. When it is complete its files are renamed into place, with
+the query's id and the microbatch's number in their names. A microbatch that is repeated after a
+crash resumes: it is written again, or its renames are completed, or there is nothing to do. So any
+reader of the files sees whole ones and each row once, and needs no log of Spark's to know which
+files count.
 
 Renames need a mounted folder (local, NFS): an object store has none.
 """

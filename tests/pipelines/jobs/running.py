@@ -44,6 +44,15 @@ def run_example(
     return main([*shlex.split(command), *more], spark)
 
 
+def rows_in(table: Path) -> int:
+    """The rows of an archive that a job may be writing to.
+
+    pyarrow's dataset lists the folders of a microbatch as well, and fails if one is removed
+    meanwhile.
+    """
+    return sum(pq.read_metadata(path).num_rows for path in table.glob("date=*/topic=*/*.parquet"))
+
+
 def archived(table: Path, topic: str, numbers: Iterable[int]) -> None:
     """Put a file into an archive: messages ``number``, one a second from `FIRST` on."""
     by_date: dict[date, list[int]] = {}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow.dataset as ds
 
 from pipelines.wal import LogView
+from tests.pipelines.jobs.running import rows_in
 from tests.pipelines.settings import SETTINGS
 from tests.pipelines.source.publishing import channel_at_rest, publish, wait_until
 from tests.pipelines.wal.s3 import s3_server
@@ -29,6 +30,7 @@ def test_an_archive_with_its_log_in_s3(nsqd: OpenBroker, tmp_path: Path) -> None
     flags += ["--checkpoint=state", "--output=table", "--master=local[2]", f"--wal={URL}"]
     flags += [f"--conf={name}={value}" for name, value in SETTINGS.items()]
     flags += ["--conf=spark.log.level=WARN"]
+    table = tmp_path / "table"
     with s3_server(tmp_path) as server:
         publish(nsqd.http_address, "orders", bodies[:3000])
         with (tmp_path / "said").open("wb") as said:
@@ -40,11 +42,11 @@ def test_an_archive_with_its_log_in_s3(nsqd: OpenBroker, tmp_path: Path) -> None
                 stderr=said,
             )
         try:
-            wait_until(lambda: job.poll() is not None or rows_in(tmp_path) >= 1000, LIMIT_S)
+            wait_until(lambda: job.poll() is not None or rows_in(table) >= 1000, LIMIT_S)
             server.kill()
             publish(nsqd.http_address, "orders", bodies[3000:])
             server.start()
-            wait_until(lambda: job.poll() is not None or rows_in(tmp_path) >= 6000, LIMIT_S)
+            wait_until(lambda: job.poll() is not None or rows_in(table) >= 6000, LIMIT_S)
             job.terminate()
             job.wait(LIMIT_S)
         finally:
@@ -54,18 +56,11 @@ def test_an_archive_with_its_log_in_s3(nsqd: OpenBroker, tmp_path: Path) -> None
         assert job.returncode == 0, log
         view = LogView.open(URL)
         assert view.end == 6000
-    table = ds.dataset(tmp_path / "table", partitioning="hive").to_table(columns=["body"])
-    assert sorted(table["body"].to_pylist()) == bodies
+    rows = ds.dataset(table, partitioning="hive").to_table(columns=["body"])
+    assert sorted(rows["body"].to_pylist()) == bodies
     channel = channel_at_rest(nsqd.http_address, "orders", "archive")
     assert (channel["depth"], channel["in_flight_count"]) == (0, 0)
     assert "geheim" not in log
     for path in (tmp_path / "state").rglob("*"):
         assert not path.is_file() or b"geheim" not in path.read_bytes()
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("s3")]
-
-
-def rows_in(folder: Path) -> int:
-    """The rows of the table."""
-    if not any(folder.glob("table/date=*/*/*.parquet")):
-        return 0
-    return int(ds.dataset(folder / "table", partitioning="hive").count_rows())

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 import pytest
 
 from pipelines.wal import Wal
 from tests.pipelines.drill.disk import small_disk
+from tests.pipelines.jobs.running import rows_in
 from tests.pipelines.settings import SETTINGS
 from tests.pipelines.source.publishing import channel_at_rest, publish, wait_until
 from tests.soak import in_short_soak, in_soak
@@ -117,8 +117,7 @@ def test_a_query_goes_on_when_its_disk_has_room_again(nsqd: OpenBroker, tmp_path
         published += count
 
     def has_rows(count: int) -> bool:
-        paths = tmp_path.glob("table/date=*/*/*.parquet")
-        return bool(sum(pq.read_metadata(path).num_rows for path in paths) >= count)
+        return rows_in(tmp_path / "table") >= count
 
     with small_disk(state, "24m") as disk:
         if disk is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
-import threading
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,8 @@ import pytest
 from pipelines.__main__ import main
 from pipelines.jobs import restarts
 from pipelines.jobs.restarts import RestartBound
-from tests.pipelines.drill.processes import command_of, descendants
+from tests.pipelines.drill.processes import command_of, descendants, signal_to
+from tests.pipelines.jobs.running import rows_in
 from tests.pipelines.source.publishing import publish, wait_until
 from tests.processes import free_address
 from tests.soak import in_short_soak
@@ -59,8 +60,6 @@ def test_a_killed_receiver_is_named_and_the_query_goes_on(
     /metrics goes on over the query's restart, and counts it.
     """
     monkeypatch.setattr(restarts, "RestartBound", lambda: RestartBound(1))
-    codes: list[int] = []
-    counts: list[float] = []
     flags = [f"--nsqd-tcp-address={nsqd.tcp_address}", "--topic=t", "--trigger=100ms"]
     flags += [f"--checkpoint={tmp_path}/state", f"--output={tmp_path}/table"]
     flags += ["--source-option=msgTimeoutMs=3000", "--compact-every=0"]
@@ -68,33 +67,35 @@ def test_a_killed_receiver_is_named_and_the_query_goes_on(
     flags += [f"--metrics-address={address}"]
     table = tmp_path / "table"
 
-    def rows() -> int:
-        # The job may not have made the folder yet.
-        return int(ds.dataset(table, partitioning="hive").count_rows()) if table.exists() else 0
-
-    def kill_receiver() -> None:
+    def kill_receiver() -> bool:
         found = [pid for pid in descendants(os.getpid()) if _RUNNER in command_of(pid)]
         for pid in found:
-            os.kill(pid, signal.SIGKILL)
+            signal_to(pid, signal.SIGKILL)
+        return bool(found)
 
-    def disturb() -> None:
-        publish(nsqd.http_address, "t", [b"%d" % number for number in range(1000)])
-        wait_until(lambda: rows() == 1000)
-        kill_receiver()
-        publish(nsqd.http_address, "t", [b"%d" % number for number in range(1000, 2000)])
-        wait_until(lambda: rows() == 2000)
-        # A busy machine may have seen to more failures.
-        wait_until(lambda: metric(address, "failures_total") >= 1)
-        counts.append(metric(address, "rows_total"))
-        kill_receiver()
+    def disturb() -> float:
+        try:
+            publish(nsqd.http_address, "t", [b"%d" % number for number in range(1000)])
+            wait_until(lambda: rows_in(table) == 1000)
+            wait_until(kill_receiver)
+            publish(nsqd.http_address, "t", [b"%d" % number for number in range(1000, 2000)])
+            wait_until(lambda: rows_in(table) == 2000)
+            # A busy machine may have seen to more failures.
+            wait_until(lambda: metric(address, "failures_total") >= 1)
+            count = metric(address, "rows_total")
+            wait_until(kill_receiver)
+        except BaseException:
+            # Else the job goes on for ever.
+            for query in spark.streams.active:
+                query.stop()
+            raise
+        return count
 
-    thread = threading.Thread(target=disturb)
-    thread.start()
-    codes.append(main(["archive", *flags], spark))
-    thread.join()
-    assert codes == [1]
-    assert counts
-    assert counts[0] >= 1000
+    with ThreadPoolExecutor(1) as pool:
+        disturbance = pool.submit(disturb)
+        code = main(["archive", *flags], spark)
+        assert disturbance.result() >= 1000
+    assert code == 1
     lines = capsys.readouterr().err.splitlines()
     killed = [line for line in lines if "the receiver's process was killed" in line]
     assert len(killed) == 2, lines
