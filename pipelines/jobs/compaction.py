@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pipelines.errors import FolderError
-from pipelines.jobs.parquet import replace_file, sync
+from pipelines.jobs.parquet import parquet_files, partition_folders, replace_file, sync
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -157,26 +157,15 @@ def _locked(table: Path, kind: int) -> Iterator[bool]:
 
 def _groups_in(table: Path, target_bytes: int) -> Iterator[tuple[Path, list[str]]]:
     """Folders and the files in them to join, two at least and with equal columns."""
-    for folder in _folders(table):
+    for folder in partition_folders(table):
         for names in group_files(_small_files(folder, target_bytes), target_bytes):
             for group in _with_equal_columns(folder, names):
                 if len(group) > 1:
                     yield folder, group
 
 
-def _folders(table: Path) -> Iterator[Path]:
-    """The table and all folders of partitions."""
-    for name, folders, _ in os.walk(table):
-        folders[:] = sorted(folder for folder in folders if not folder.startswith(("_", ".")))
-        yield Path(name)
-
-
 def _small_files(folder: Path, target_bytes: int) -> list[tuple[str, int]]:
-    sizes = [
-        (path.name, path.stat().st_size)
-        for path in folder.glob("*.parquet")
-        if not path.name.startswith(("_", "."))
-    ]
+    sizes = [(path.name, path.stat().st_size) for path in parquet_files(folder)]
     return [(name, file_bytes) for name, file_bytes in sizes if file_bytes < target_bytes // 2]
 
 

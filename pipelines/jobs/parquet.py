@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +29,8 @@ __all__ = [
     "complete",
     "is_complete",
     "last_published",
+    "parquet_files",
+    "partition_folders",
     "publish_batch",
     "replace_file",
     "sync",
@@ -72,6 +74,21 @@ class ParquetTable:
             publish_batch(self.path, query_id, batch)
         except OSError as error:
             raise FolderError(f"{self.path} can't be written: {error}") from error
+
+
+def partition_folders(table: Path) -> Iterator[Path]:
+    """The table and all folders of partitions.
+
+    Not those whose names begin with ``_`` or ``.``: a job may be writing there, and remove them.
+    """
+    for name, folders, _ in os.walk(table):
+        folders[:] = sorted(folder for folder in folders if not folder.startswith(("_", ".")))
+        yield Path(name)
+
+
+def parquet_files(folder: Path) -> list[Path]:
+    """The files of the table in one of its folders."""
+    return [path for path in folder.glob("*.parquet") if not path.name.startswith(("_", "."))]
 
 
 def last_published(table: Path, query_id: str) -> int:

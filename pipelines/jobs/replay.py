@@ -30,7 +30,13 @@ from pipelines.jobs.arguments import (
 from pipelines.jobs.compaction import batches_of, read_lock
 from pipelines.jobs.delta import Condition, DeltaTable, parse_location
 from pipelines.jobs.job import Job
-from pipelines.jobs.parquet import complete, is_complete, replace_file
+from pipelines.jobs.parquet import (
+    complete,
+    is_complete,
+    parquet_files,
+    partition_folders,
+    replace_file,
+)
 from pipelines.jobs.table import add_store_options, existing_table
 from pipelines.jobs.terminal import Progress, print_line
 from pipelines.sink.options import SinkOptions
@@ -240,7 +246,8 @@ def _date(time_: datetime) -> date:
 
 
 def _parquet_bytes(table: Path) -> int:
-    return sum(path.stat().st_size for path in table.rglob("*.parquet"))
+    folders = partition_folders(table)
+    return sum(path.stat().st_size for folder in folders for path in parquet_files(folder))
 
 
 def write_sorted(frame: DataFrame, folder: Path, nbytes: int) -> None:

@@ -11,7 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.jobs import parquet as files
-from pipelines.jobs.parquet import ParquetTable, last_published, publish_batch
+from pipelines.jobs.parquet import (
+    ParquetTable,
+    last_published,
+    parquet_files,
+    partition_folders,
+    publish_batch,
+)
 
 QUERY = "0123456789abcdef"
 
@@ -120,3 +126,14 @@ def test_a_batch_that_was_not_complete_is_written_anew(tmp_path: Path) -> None:
     next(stage.rglob("*.parquet")).write_bytes(b"")
     write(tmp_path, Frame([[1]]), 0)
     assert rows_of(tmp_path) == [1]
+
+
+def test_the_folders_of_an_unfinished_batch_are_not_listed(tmp_path: Path) -> None:
+    """What a job writes meanwhile may be gone at the next look; it is not part of the table."""
+    write(tmp_path, Frame([[1], [2]]), 0)
+    Frame([[3]]).parquet(str(tmp_path / "_staging" / QUERY / "1"))
+    dates = [tmp_path / "date=2026-11-20", tmp_path / "date=2026-11-21"]
+    (dates[0] / ".draft.parquet").touch()
+    assert [*partition_folders(tmp_path)] == [tmp_path, *dates]
+    names = {path.name for folder in dates for path in parquet_files(folder)}
+    assert names == {f"{QUERY[:8]}-00000000-0000{number}-c000.parquet" for number in (0, 1)}
