@@ -261,10 +261,14 @@ async def test_an_exiting_broker_refuses(autojump_clock: MockClock) -> None:
         assert await talk.answers(3) == [exiting, b"OK", exiting]
 
 
-async def test_a_sick_disk_shows(autojump_clock: MockClock) -> None:
-    """What the disk does not take is answered 503 with the disk's reason, and /ping is red."""
+@pytest.mark.parametrize("engine", [{}, {"storage": "log", "durability": "always"}])
+async def test_a_sick_disk_shows(engine: dict[str, str], autojump_clock: MockClock) -> None:
+    """What the disk does not take is answered 503 with the disk's reason, and /ping is red.
+
+    So is what the disk refuses before the publish returns.
+    """
     disk = SimulatedDisk()
-    async with place(disk=disk, mem_queue_size=1) as here:
+    async with place(disk=disk, mem_queue_size=1, **engine) as here:
         talk = here.connect()
         await talk.send(pub())
         disk.fail(errno.ENOSPC, forever=True)

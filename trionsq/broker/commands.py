@@ -207,7 +207,7 @@ class Commands:
             gathered = topic.gathering.add_message(bodies)
             if gathered is not None:
                 client.pub_counts[topic.name] += 1
-                if gathered.is_done:
+                if gathered.is_safe:
                     return frames.OK
                 return OwedAnswer(gathered, frames.OK, "PUB", bodies.nbytes)
         if topic.should_wait(bodies.count):

@@ -33,6 +33,11 @@ class Round:
         state = (self.error or "safe") if self.is_done else "open"
         return f"<Round {state} callbacks={len(self._callbacks)}>"
 
+    @property
+    def is_safe(self) -> bool:
+        """Whether it has ended well."""
+        return self.is_done and self.error is None
+
     def when_done(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` when the round ends; at once if it has ended."""
         if self.is_done:

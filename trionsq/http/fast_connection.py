@@ -310,7 +310,7 @@ class FastConnection:
             except PublishRefused as refused:
                 self._out += self._refusals(publish, refused)
                 return
-        if pending is not None and not pending.is_done:
+        if pending is not None and not pending.is_safe:
             self._unsafe.append((pending, publish, len(self._out)))
         if len(publish.run) > 1:
             self._out += [responses.ok(False)] * (len(publish.run) - 1)

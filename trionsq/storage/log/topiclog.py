@@ -117,7 +117,7 @@ class TopicLog:
     @property
     def pending(self) -> Round | None:
         newest = self.last_round  # also while a job writes it: nothing gathers then
-        return None if newest is None or (newest.is_done and not newest.error) else newest
+        return None if newest is None or newest.is_safe else newest
 
     @property
     def on_disk(self) -> int:
