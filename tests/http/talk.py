@@ -83,6 +83,18 @@ class HttpTalk:
         assert status == expected, (pieces, status, body)
         return body
 
+    async def end(self) -> None:
+        """Wait until the server ends the connection, without more.
+
+        Raises:
+            CutOff: see the class.
+        """
+        assert not self._unread
+        try:
+            assert not await self.stream.receive_some()
+        except _ENDED:
+            raise CutOff from None
+
     async def _read_more(self) -> None:
         try:
             data = await self.stream.receive_some()
