@@ -49,6 +49,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "tests/broker/test_defects.py::test_a_defect_while_a_message_is_served_*": _DEFECT,
     "tests/broker/test_defects.py::test_what_is_put_back_is_not_lost_by_a_defect": _DEFECT,
     "tests/broker/test_disk_faults.py::*": _FILES,
+    "tests/broker/test_gathering.py::test_a_full_disk_refuses_what_memory_has_no_room_for": _MEMORY,
     "tests/broker/test_idle.py::test_consumers_hold_nothing_*": "the newest messages are cached",
     "tests/broker/test_limits.py::test_a_client_that_reads_gets_large_messages_*": _ORDER,
     "tests/broker/test_lookup_channels.py::test_publishers_do_not_spin_*": _MEMORY,
@@ -91,6 +92,9 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "tests/http/test_peek.py::test_what_a_topic_could_not_hand_over_is_shown": _MEMORY,
     "tests/http/test_metrics.py::test_an_age_that_the_disk_does_not_tell_*": _FILES,
     "tests/http/test_unsafe_publishes.py::*": _ROUNDS,
+    "tests/simulation/test_mutants.py::test_a_bad_change_is_found*": (
+        "its bad changes are those of the other engine; the crash sweep has those of logs"
+    ),
 }
 """Patterns of ids of tests that have nothing to ask of a log, or ask for what it does not have yet,
 and why."""
