@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 from random import Random
+
+import pytest
 
 from tests.core.helpers import run_out
 from tests.storage.log.test_rounds import NOW_NS, Node
 from trionsq.core.channel import ChannelState
 from trionsq.core.subscription import Subscription
 from trionsq.storage.log.snapshot import Snapshots
+from trionsq.storage.log.state import WAL_FILE
 from trionsq.wire.bodies import ListBodies
 
 _SECOND_NS = 1_000_000_000
@@ -87,3 +91,73 @@ def test_the_log_of_a_topic_with_deferred_messages_alone_is_left() -> None:
     node.publish(b"later")
     assert node.channel.in_flight.count == 1
     assert node.channel.check() is None
+
+
+def test_segments_go_when_a_commit_that_failed_is_made_up_for() -> None:
+    """It may have been the full disk that needs their space."""
+    node = finished_node()
+    before = node.files
+    for _ in range(2):
+        node.disk.fail(errno.ENOSPC, only=["sync"], name=WAL_FILE)
+        node.tick()
+        assert node.files == before  # a crash now may go back to them
+        node.disk.fail(errno.ENOSPC, only=["sync"], name=WAL_FILE)
+        node.node.retry()
+        node.turn()
+        assert node.files == before
+        node.publish(b"takes along what failed")
+        assert len(node.files) == len(node.log.segments)
+        for number in range(20):
+            node.publish(b"%0300d" % number)
+        node.finish()
+        before = node.files
+    assert node.node.figures.failed_commits == 4
+    node.tick()
+    assert len(node.files) == 1
+
+
+def finished_node() -> Served:
+    """A node with many segments, of which all is finished."""
+    node = Served()
+    for number in range(20):
+        node.publish(b"%0300d" % number)
+    node.finish()
+    assert len(node.files) > 5
+    return node
+
+
+@pytest.mark.parametrize("operation", ["unlink", "sync_folder"])
+def test_segments_that_could_not_be_removed_go_later(
+    operation: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if nothing is committed any more; the log tells of it once."""
+    node = finished_node()
+    node.disk.fail(errno.EIO, only=[operation], forever=True)
+    node.tick()
+    for _ in range(3):
+        node.node.retry()
+        node.turn()
+    assert caplog.text.count("removing files failed") == 1
+    node.disk.heal()
+    node.node.retry()
+    node.turn()
+    assert len(node.files) == 1
+    commits = node.node.figures.commits
+    node.node.retry()
+    node.turn()
+    assert node.node.figures.commits == commits
+
+
+def test_files_of_a_topic_go_when_its_deletion_that_failed_is_made_up_for() -> None:
+    """The state forgets the topic then, too."""
+    node = finished_node()
+    node.disk.fail(errno.ENOSPC, only=["sync"], name=WAL_FILE)
+    node.log.delete()
+    node.turn()
+    assert node.files
+    node.node.retry()
+    node.turn()
+    assert not node.files
+    content = node.node.state.load()
+    assert not content.topics
+    assert not content.tombstones

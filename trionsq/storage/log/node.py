@@ -42,6 +42,9 @@ log = logging.getLogger("trionsq")
 
 DEFAULT_SEGMENT_BYTES: Final = 128 * 1024 * 1024
 
+# The names of files, as a job finds them, and what is to be done when the files are gone.
+_Removal = tuple[Callable[[], Sequence[str]], Callable[[], None]]
+
 
 class LogNode:
     """See the module.
@@ -82,7 +85,10 @@ class LogNode:
         self._jobs = NodeJobs(folder.background, state, self._journals, self._end_job)
         self.add_batch = self._jobs.add_batch
         self.holds = 0
-        self._held: list[tuple[Callable[[], Sequence[str]], Callable[[], None]]] = []
+        self._held: list[_Removal] = []
+        # What could not be removed, or may not be yet: its commit failed.
+        self._left: list[_Removal] = []
+        self._removal_error: str | None = None
         self._reads_to_retry: list[tuple[Job, JobDone]] = []
         self.count_cached = CacheBudget().count_batch
         self._reads = ReadBudget()
@@ -157,7 +163,7 @@ class LogNode:
         names: Callable[[], Sequence[str]],
         removed: Callable[[], None],
     ) -> None:
-        """Remove files after a commit, unless that fails; then the next start does it.
+        """Remove files after a commit; if that fails, after the one that takes its changes along.
 
         ``names`` is called in the job that does it.
         """
@@ -165,6 +171,8 @@ class LogNode:
         def remove() -> None:
             if committed.error is None:
                 self._remove_files(names, removed)
+            else:
+                self._left.append((names, removed))
 
         committed.when_done(remove)
 
@@ -182,12 +190,21 @@ class LogNode:
             self.disk.sync_folder()
 
         def done(error: Exception | None) -> None:
-            if error is not None:
-                log.error("LOG: removing files failed: %s", error_text(error))
-            else:
+            text = None if error is None else error_text(error)
+            if text not in (None, self._removal_error):
+                log.error("LOG: removing files failed: %s", text)
+            self._removal_error = text
+            if text is None:
                 removed()
+            else:
+                self._left.append((names, removed))
 
         self.folder.background.submit(job, done)
+
+    def _remove_left(self) -> None:
+        left, self._left = self._left, []
+        for names, removed in left:
+            self._remove_files(names, removed)
 
     def hold_files(self) -> None:
         """Remove no files until `release_files`: somebody copies them."""
@@ -243,6 +260,8 @@ class LogNode:
                     log.error("LOG: committing the state failed: %s", text)
                 faults[name] = text
         if job.committed is not None:
+            if job.failure is None:  # what failed before was among the changes
+                self._remove_left()
             job.committed.finish(text)
 
     def close(self) -> None:
@@ -261,8 +280,10 @@ class LogNode:
         self._reads_to_retry.append((job, done))
 
     def retry(self) -> None:
-        """Commit what could not be committed, and read what could not be read."""
+        """Commit, read and remove what could not be committed, read or removed."""
         self._jobs.retry(checkpoint=self.is_full)  # a checkpoint makes the reserve again
+        if self._left and self.committed() is None:
+            self._remove_left()
         reads, self._reads_to_retry = self._reads_to_retry, []
         for job, done in reads:
             self.submit_job(job, done)
