@@ -27,6 +27,7 @@ from trionsq.http.app import create_app
 from trionsq.http.fast_connection import FastConnection
 from trionsq.http.fast_path import FastPath
 from trionsq.http.serve import _wait_limits, gate_of
+from trionsq.storage.folder import DataPathError
 from trionsq.storage.metadata import remove_drafts
 from trionsq.testing.background import DelayedBackground
 from trionsq.testing.disk import Crashed
@@ -99,6 +100,7 @@ class NsqdNode:
         disk_delay_s: how long a job in the background takes.
         crash: in which operation of a job of the disk the process ends, and what ends it.
         has_damage: whether a bit of its files was flipped.
+        is_sick: whether its disk fails now.
         unsaved: what stops could not save.
         gave_up: when each of those stops began, and when it gave up.
         has_logs: whether its topics keep their messages in logs.
@@ -115,6 +117,7 @@ class NsqdNode:
         self.disk_delay_s = 0.0005
         self.crash: tuple[int, Callable[[], None]] | None = None
         self.has_damage = False
+        self.is_sick = False
         self.unsaved: list[str] = []
         self.gave_up: list[tuple[float, float]] = []
         self._world = world
@@ -135,6 +138,20 @@ class NsqdNode:
         self.machine.boot(self._main)
 
     async def _main(self) -> None:
+        try:
+            await self._serve()
+        except* DataPathError:
+            # It serves no log whose end it can't make durable. A supervisor starts it again.
+            if not (self.has_logs and self.is_sick):
+                raise
+            self._world.counts["starts that a sick disk refused"] += 1
+            self._world.after(0.2, self._boot_again)
+
+    def _boot_again(self) -> None:
+        if self.machine.process is None:
+            self.boot()
+
+    async def _serve(self) -> None:
         process = self.machine.process
         assert process is not None
         world, disk = self._world, self.machine.disk

@@ -217,6 +217,7 @@ class Saboteur:
             node.disk_delay_s = 0.0005
             node.refuses_until_s = 0.0
             node.crash = None
+            node.is_sick = False
 
     def _fill_disk(self, fault: FaultPlan) -> bool:
         if (node := self._nsqd(fault)) is None:
@@ -232,6 +233,7 @@ class Saboteur:
         number, operations = _DISK_ERRORS[fault.kind]
         # Without its metadata nsqd does not start, which is what it should do.
         node.machine.disk.fail(number, forever=True, only=operations, name=_queue_files(node))
+        node.is_sick = True
         if "open" in operations:
             # What can't be read for some seconds is given up.
             self._losses.note_damage(node)
