@@ -127,6 +127,22 @@ def test_refused_rounds_leave_no_files() -> None:
     assert len(disk.files()) == 1
 
 
+@pytest.mark.parametrize("sync", [True, False])
+def test_refused_rounds_leave_no_files_where_a_header_has_room(sync: bool) -> None:
+    """Nor segments that were begun for them; what counts stays, also if it is not durable yet."""
+    disk = SimulatedDisk()
+    writer = SegmentWriter(disk, "t", 1, 10**6, Histogram((1.0,)))
+    writer.write_round([(batch(b"counts"), 0)], sync=sync)
+    for sequence in range(1, 5):
+        disk.capacity = sum(map(len, disk.files().values())) + 200
+        with pytest.raises(OSError, match="space"):
+            writer.write_round([(batch(bytes(30_000)), sequence)], sync=True)
+    assert len(disk.files()) == 1
+    disk.capacity = None
+    writer.write_round([(batch(b"new"), 5)], sync=True)
+    assert stored(disk, writer) == [b"counts", b"new"]
+
+
 def test_small_rounds_that_are_synced_find_room() -> None:
     """Few of their fsyncs have to make a new size durable; the others cost a third."""
     disk = SimulatedDisk()

@@ -224,6 +224,8 @@ class SegmentWriter:
 
     def _rescue(self, counted: list[MessageBatch], records: Iterable[MessageBatch]) -> None:
         """Write once more what is not durable; if that fails too, the last round does not count."""
+        is_empty = not counted and self._is_named and self._synced == SEGMENT_HEADER_BYTES
+        began = self.segment if is_empty and self.segment in self._begun else None
         try:
             # A failed fsync says nothing of what it left undone.
             self._write_again([*counted, *records])
@@ -231,6 +233,9 @@ class SegmentWriter:
             self._end_segment()
             self._unsynced = self._not_durable(counted)
             self._is_behind = bool(self._unsynced)
+            if began is not None:  # for this round alone
+                with suppress(OSError):
+                    self._disk.unlink(began.name)
             raise
 
     def _write_again(self, batches: Iterable[MessageBatch]) -> None:
