@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import pairwise
+from statistics import median
 
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.transports.readers import LIMIT_S, opened
+from tests.transports.readers import LIMIT_S, Reader, opened
 from trionsq.transports.poller import Poller
 
 
@@ -154,3 +155,66 @@ async def test_between_naps_others_get_their_turn(
     sleeper = Sleeper(poller, closing, monkeypatch)
     sleeps_before = await sleeper.run(nursery)
     assert sleeps_before[0] < sleeps_before[7]
+
+
+async def converse(reader: Reader, count: int) -> list[float]:
+    """Send so many bytes from a task of this event loop, each when the one before was answered;
+    return how long each answer took."""
+
+    def answer() -> None:
+        reader.transport.send_nowait(b"x")
+
+    reader.on_read = answer
+    took_s: list[float] = []
+    for _ in range(count):
+        began_s = time.perf_counter()
+        reader.peer.send(b"x")
+        await trio.lowlevel.wait_readable(reader.peer)
+        assert reader.peer.recv(2) == b"x"
+        took_s.append(time.perf_counter() - began_s)
+    return took_s
+
+
+async def test_a_client_in_this_process_does_not_wait_for_a_nap_each_time(
+    poller: Poller,
+    nursery: trio.Nursery,
+    closing: ExitStack,
+    polled: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A nap delays the very task that sends what comes next: so naps in vain become rare."""
+    nap_s = 0.05
+    monkeypatch.setattr("trionsq.transports.poller._MAX_RUN_S", nap_s)
+    reader = opened(closing)
+    nursery.start_soon(reader.serve, poller)
+    await wait_all_tasks_blocked()
+    took_s = await converse(reader, 50)
+    assert max(took_s) >= nap_s
+    assert median(took_s) < nap_s
+
+
+async def test_after_naps_in_vain_it_tries_them_again(
+    poller: Poller,
+    nursery: trio.Nursery,
+    closing: ExitStack,
+    polled: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Other clients may come, in other processes."""
+    settings = "trionsq.transports.poller."
+    monkeypatch.setattr(settings + "_MAX_SLEEPS_PER_NAP", 4)
+    monkeypatch.setattr(settings + "_MAX_RUN_S", 0.01)
+    reader = opened(closing)
+    nursery.start_soon(reader.serve, poller)
+    await wait_all_tasks_blocked()
+    await converse(reader, 50)
+    monkeypatch.setattr(settings + "_MAX_RUN_S", LIMIT_S)
+    sleeper = Sleeper(poller, closing, monkeypatch)
+
+    def note_read(count: int) -> None:
+        if count == 7:
+            poller.threads = 1
+
+    sleeper.on_read = note_read
+    sleeps_before = await sleeper.run(nursery)
+    assert sleeps_before[5] == sleeps_before[7]

@@ -48,6 +48,10 @@ _MAX_UNWRITTEN_S: Final = 0.0005
 # while input comes so often that its sleeps are shorter than this, it sleeps in its own epoll. That
 # costs less than in trio's event loop.
 _MAX_RUN_S: Final = 0.001
+# A nap delays clients in this process, so it waits in vain for what they would send. Each one in
+# vain doubles the number of short sleeps in trio's event loop between naps, up to so many; each one
+# that brings input halves it.
+_MAX_SLEEPS_PER_NAP: Final = 1024
 # To wake up takes as long as a client needs to get its answer and send the next command. So after
 # some short sleeps the task looks on for a moment, until that was once in vain.
 _SLEEPS_PER_SPIN: Final = 16
@@ -202,7 +206,7 @@ class Poller:
 
     async def _serve(self, epoll: select.epoll, others: _Others) -> None:
         short_sleeps = 0
-        naps = False
+        sleeps_until_nap = sleeps_per_nap = 1
         left: list[tuple[int, int]] = []
         now_s = yields_s = perf_counter()
         while True:
@@ -221,16 +225,30 @@ class Poller:
                 slept_s = now_s
                 if not self.lone_count and (
                     is_expected
-                    or (naps and now_s < yields_s and others.all_wait and not self.threads)
+                    or (
+                        not sleeps_until_nap
+                        and now_s < yields_s
+                        and others.all_wait
+                        and not self.threads
+                    )
                 ):
                     ready = epoll.poll(_MAX_RUN_S, _MAX_READY)
                     now_s = perf_counter()
-                    naps = bool(ready)
+                    if is_expected:
+                        pass  # what the disk does tells nothing of clients
+                    elif ready:
+                        sleeps_per_nap = max(1, sleeps_per_nap // 2)
+                    else:
+                        sleeps_until_nap = sleeps_per_nap
+                        sleeps_per_nap = min(2 * sleeps_per_nap, _MAX_SLEEPS_PER_NAP)
                 else:
                     await trio.lowlevel.wait_readable(epoll.fileno())
                     now_s = perf_counter()
                     yields_s = now_s + _MAX_RUN_S
-                    naps = now_s - slept_s < _MAX_RUN_S
+                    if now_s - slept_s >= _MAX_RUN_S:
+                        sleeps_until_nap = max(1, sleeps_until_nap)
+                    elif sleeps_until_nap:
+                        sleeps_until_nap -= 1
                 short_sleeps += now_s - slept_s < _SHORT_SLEEP_S
                 if not ready:
                     continue
