@@ -292,6 +292,29 @@ async def test_a_disk_that_hangs_does_not_hang_the_stop(autojump_clock: MockCloc
     assert any("did not become durable in time" in line for line in broker.unsaved)
 
 
+@pytest.mark.parametrize("durability", ["always", "interval"])
+async def test_a_stop_waits_for_a_disk_that_fails_for_a_while(
+    durability: str, autojump_clock: MockClock
+) -> None:
+    """Nothing that counts is left unsaved if the disk works again within five seconds."""
+    disk = SimulatedDisk()
+    async with nsqd_in_memory(disk=disk, storage="log", durability=durability) as broker:
+        channel = broker.topic("t").channel("c")
+        publish(broker, "t", *numbered(3))
+        await wait_all_tasks_blocked()
+        consumer, [first, *_] = await consume(broker, "t", "c", 3)
+        await finish(consumer, first)
+        await wait_all_tasks_blocked()
+        assert channel.core.finish_count == 1
+        disk.fail(errno.EIO, forever=True, only=("sync",))
+        broker.stop()
+        await trio.sleep(3)
+        disk.heal()
+    assert broker.unsaved == []
+    async with nsqd_in_memory(disk=disk, storage="log", durability=durability) as broker:
+        assert broker.topics["t"].channels["c"].core.depth == 2
+
+
 async def test_a_start_reads_what_came_after_the_last_snapshot_alone() -> None:
     """A log of a million segments starts soon: of the older ones it reads the headers."""
     disk = SimulatedDisk(logged=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import trio
@@ -16,6 +17,7 @@ import trio
 from trionsq.broker.chores import wait_for_round
 from trionsq.broker.options import NsqdOptions
 from trionsq.broker.runtime import Clock
+from trionsq.broker.saving import retry_until_saved
 from trionsq.broker.topic import Topic
 from trionsq.core.channel import ChannelState
 from trionsq.core.ids import ns_after_id
@@ -347,8 +349,7 @@ class LogTopics:
             topic: that was paused or unpaused, or whose channel was.
             channel: that was.
         """
-        node = self._node
-        if node is None:
+        if (node := self._node) is None:
             return None
         topic_log = None if topic is None else topic.store.backend
         if topic is not None and isinstance(topic_log, TopicLog):
@@ -371,28 +372,28 @@ class LogTopics:
                     await wait_for_round(topic_log.last_round)
 
     async def close(self) -> list[str]:
-        """Make everything durable, and release the files; return what failed."""
+        """Make everything durable, in several tries, and release the files; return what failed."""
         if self._opening is not None:
             with trio.move_on_after(_STOP_S):
                 await self._opening.ended.wait()
-        node = self._node
-        if node is None:
+        if (node := self._node) is None:
             return []
         if self._remainders is not None:
             self._remainders.close()
         failures = ["the log did not become durable in time"]
         with trio.move_on_after(_STOP_S):
-            for topic_log in node.logs.values():
-                topic_log.sync()
-            await self.take_snapshots()
-            error = await self.commit()
-            await self._folder.background.wait_idle()
-            failures = [] if error is None else [f"the state of the log: {error}"]
-            failures += [
-                f"{topic_log.name}: messages in the log may not be durable"
-                for topic_log in node.logs.values()
-                if topic_log.has_unsynced
-            ]
+            await retry_until_saved(partial(self._save, node, failures))
             self._folder.background.submit(node.close, lambda error: None)
             await self._folder.background.wait_idle()
         return failures
+
+    async def _save(self, node: LogNode, failures: list[str]) -> bool:
+        for topic_log in node.logs.values():
+            topic_log.sync()
+        await self.take_snapshots()
+        error = await self.commit()
+        await self._folder.background.wait_idle()
+        failures[:] = [] if error is None else [f"the state of the log: {error}"]
+        left = [topic_log.name for topic_log in node.logs.values() if topic_log.has_unsynced]
+        failures += [f"{name}: messages in the log may not be durable" for name in left]
+        return not failures
