@@ -198,6 +198,8 @@ def test_a_deleted_topic_whose_deletion_fails_makes_no_work() -> None:
     while not journals(node.disk) or not log.has_unsynced:
         node.jobs.run_one()
     node.disk.fail(errno.EIO, forever=True, name=f"{STATE_FILE}*")
+    # A backup is made: its file stays open.
+    node.node.hold_files()
     log.delete()
     at = node.jobs.submitted
     node.jobs.run_all()
